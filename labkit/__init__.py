@@ -1,0 +1,35 @@
+"""labkit: an FP8 reinforcement-learning lab.
+
+Importing labkit is cheap and imports no torch: the names below are looked up on first use.
+"""
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_SUBMODULES = {"config", "fp8", "models", "rl", "rollout", "runs", "tasks", "training"}
+_EXPORTS = {
+    "Experiment": "labkit.config:Experiment",
+    "Recipe": "labkit.config:Recipe",
+    "Run": "labkit.runs:Run",
+    "compare": "labkit.runs:compare",
+    "curves": "labkit.runs:curves",
+    "demo_reading": "labkit.demo:reading",
+    "demo_table": "labkit.demo:table",
+    "preset": "labkit.config:preset",
+    "run_demo": "labkit.demo:run_demo",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _SUBMODULES:
+        return import_module(f"labkit.{name}")
+    if name in _EXPORTS:
+        module, _, attribute = _EXPORTS[name].partition(":")
+        return getattr(import_module(module), attribute)
+    raise AttributeError(f"labkit has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_SUBMODULES, *_EXPORTS])

@@ -1,0 +1,26 @@
+"""Recipes and Experiments: what is to be run, checked before anything runs. Imports no torch."""
+
+from labkit.config.errors import ConfigError
+from labkit.config.experiment import GRPO, Experiment, Sampling
+from labkit.config.overrides import parse_assignments
+from labkit.config.presets import DESCRIPTIONS, MODEL_DEFAULTS, RECIPES, preset
+from labkit.config.recipe import Correction, KeepBF16, Recalibration, Recipe, Rollout, Scaling, Train
+
+__all__ = [
+    "DESCRIPTIONS",
+    "GRPO",
+    "MODEL_DEFAULTS",
+    "RECIPES",
+    "ConfigError",
+    "Correction",
+    "Experiment",
+    "KeepBF16",
+    "Recalibration",
+    "Recipe",
+    "Rollout",
+    "Sampling",
+    "Scaling",
+    "Train",
+    "parse_assignments",
+    "preset",
+]

@@ -1,0 +1,204 @@
+"""Recipe: which tensors are FP8 and how, what stays BF16, how Q/K/V scales are made, which correction."""
+
+from contextlib import suppress
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from labkit.config.errors import ConfigError, wrong
+from labkit.config.settings import Float, Int, Name, Settings
+
+Format = Literal["e4m3", "e5m2"]
+CorrectionName = Literal["none", "tis", "icepop", "sequence-tis", "sequence-mask", "geometric-mask"]
+
+# The bounds each correction has, with their defaults.
+BOUNDS: dict[str, dict[str, float]] = {
+    "none": {},
+    "tis": {"cap": 2.0},
+    "icepop": {"low": 0.5, "high": 5.0},
+    "sequence-tis": {"cap": 2.0},
+    "sequence-mask": {"low": 0.5, "high": 2.0},
+    "geometric-mask": {"low": 0.999, "high": 1.002},
+}
+
+
+class Rollout(Settings):
+    """What is FP8 while the engine generates."""
+
+    linears: bool = False
+    kv_cache: bool = False
+    attention: bool = False  # both attention matmuls on FP8 operands
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.attention and not self.kv_cache:
+            raise wrong("attention", "needs kv_cache and its FP8 keys and values; turn that on or this off")
+        return self
+
+
+class Train(Settings):
+    """Which of the three GEMMs of every linear are FP8 in the trainer: y = x·Wᵀ, dx = dy·W, dW = dyᵀ·x."""
+
+    fprop: bool = False
+    dgrad: bool = False
+    wgrad: bool = False
+
+
+class Scaling(Settings):
+    """Block is DeepSeek's: activations and gradients 1x128, weights 128x128. Row: per token and per output
+    channel. Mx: 1x32. `formula` is the rule that turns an amax into a scale; they differ in the last bits."""
+
+    format: Format = "e4m3"
+    grad_format: Format = "e4m3"
+    kv_format: Format = "e4m3"
+    granularity: Literal["block", "tensor", "row", "mx"] = "block"
+    scale: Literal["pow2", "fp32"] = "pow2"
+    formula: Literal["te", "deepgemm", "vllm"] = "te"
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.granularity == "mx" and self.scale != "pow2":
+            raise wrong(
+                "scale", "mx has power-of-2 scales by definition; set scale to pow2, or another granularity"
+            )
+        return self
+
+    def short_str(self) -> str:
+        formula = "" if self.formula == "te" else f"/{self.formula}"
+        return f"{self.format}/{self.granularity}/{self.scale}{formula}"
+
+
+class KeepBF16(Settings):
+    """Linears that stay BF16 on both sides."""
+
+    lm_head: bool = True
+    first_layers: Int = Field(default=0, ge=0)
+    last_layers: Int = Field(default=0, ge=0)
+
+
+class Recalibration(Settings):
+    """When the Q/K/V scales of the FP8 cache are made anew.
+
+    scale = margin · percentile of the amaxes / FP8 max.
+
+    Policy unit: always 1.0. engine: by the engine, on its first forward after each refit.
+    """
+
+    policy: Literal["every-step", "every-k-steps", "first-step", "unit", "engine"] = "every-step"
+    every: Int = Field(default=1, ge=1)  # steps, of every-k-steps
+    margin: Float = Field(default=1.05, gt=0)
+    percentile: Float = Field(default=99.9, gt=0, le=100)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.every != 1 and self.policy != "every-k-steps":
+            raise wrong(
+                "every", f"belongs to policy every-k-steps, not {self.policy}; set that policy or drop it"
+            )
+        return self
+
+    def _merged(self, changes: dict[str, Any]) -> dict[str, Any]:
+        if changes.get("policy", self.policy) != self.policy:
+            changes = {"every": 1} | changes
+        return super()._merged(changes)
+
+
+class Correction(Settings):
+    """How the loss is weighted by r = exp(p - g), train over rollout probability.
+
+    Bounds that are not given are filled in."""
+
+    name: CorrectionName = "none"
+    cap: Float | None = Field(default=None, gt=0)
+    low: Float | None = Field(default=None, ge=0)
+    high: Float | None = Field(default=None, gt=0)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        own = BOUNDS[self.name]
+        for bound in ("cap", "low", "high"):
+            given = getattr(self, bound)
+            if given is not None and bound not in own:
+                others = ", ".join(name for name, bounds in BOUNDS.items() if bound in bounds)
+                has = " and ".join(own) or "no bound"
+                raise wrong(
+                    bound, f"belongs to {others}; {self.name} has {has}: drop it or change the correction"
+                )
+            if given is None and bound in own:
+                object.__setattr__(self, bound, own[bound])
+        if self.low is not None and self.high is not None:
+            if self.low > self.high:
+                raise wrong("low", f"{self.low:g} is above high {self.high:g}; swap them")
+            if not self.low <= 1 <= self.high:
+                what = (
+                    f"{self.low:g} to {self.high:g} leaves out 1, so even a perfect match would be rejected"
+                )
+                raise wrong("low" if self.low > 1 else "high", f"{what}; choose low <= 1 <= high")
+        return self
+
+    def _merged(self, changes: dict[str, Any]) -> dict[str, Any]:
+        if changes.get("name", self.name) != self.name:
+            changes = {"cap": None, "low": None, "high": None} | changes
+        return super()._merged(changes)
+
+    def short_str(self) -> str:
+        bounds = [getattr(self, bound) for bound in BOUNDS[self.name]]
+        return "" if self.name == "none" else self.name + "-".join(f"{bound:g}" for bound in bounds)
+
+
+class Recipe(Settings):
+    label: ClassVar[str] = "name"
+
+    name: Name = Field(default="custom", min_length=1)
+    rollout: Rollout = Rollout()
+    train: Train = Train()
+    scaling: Scaling = Scaling()
+    keep_bf16: KeepBF16 = KeepBF16()
+    recalibration: Recalibration = Recalibration()
+    correction: Correction = Correction()
+
+    @property
+    def uses_fp8(self) -> bool:
+        return any(switch for _, switch in self.rollout) or any(switch for _, switch in self.train)
+
+    def covers(self, layer: int | None, num_layers: int) -> bool:
+        """Whether the FP8 switches reach the linears of a layer; None is the lm_head."""
+        keep = self.keep_bf16
+        if layer is None:
+            return not keep.lm_head
+        return keep.first_layers <= layer < num_layers - keep.last_layers
+
+    def _merged(self, changes: dict[str, Any]) -> dict[str, Any]:
+        """A changed preset is no longer the preset: fp8-e2e becomes fp8-e2e* unless it is given a name."""
+        data = super()._merged(changes)
+        if "name" not in changes and not self.name.endswith("*") and self.name != "custom":
+            with suppress(ConfigError):  # whoever asked for the change meets the error, with its whole key
+                data["name"] = f"{self.name}*" if self.diff(Recipe(**data)) else self.name
+        return data
+
+    def short_str(self) -> str:
+        """One line: "r:lin+kv t:fprop+dgrad+wgrad e4m3/block/pow2 tis2"; defaults are left out."""
+        precision = self._fp8_parts() if self.uses_fp8 else ["bf16"]
+        return " ".join(part for part in [*precision, self.correction.short_str()] if part)
+
+    def _fp8_parts(self) -> list[str]:
+        names = {"linears": "lin", "kv_cache": "kv", "attention": "attn"}
+        scaling, keep, recalibration = self.scaling, self.keep_bf16, self.recalibration
+        rollout = "+".join(names[name] for name, on in self.rollout if on)
+        train = "+".join(name for name, on in self.train if on)
+        ends = {"first": keep.first_layers, "last": keep.last_layers}
+        kept = "+".join(f"{end}{layers}" for end, layers in ends.items() if layers)
+        parts = [rollout and f"r:{rollout}", train and f"t:{train}", scaling.short_str()]
+        if scaling.grad_format != "e4m3" and (self.train.dgrad or self.train.wgrad):
+            parts.append(f"grad:{scaling.grad_format}")
+        if self.rollout.kv_cache:
+            parts.append(f"kv:{scaling.kv_format}" if scaling.kv_format != "e4m3" else "")
+            parts.append(_scales(recalibration))
+        return [*parts, kept and f"bf16:{kept}", "" if keep.lm_head else "+lm_head"]
+
+
+def _scales(recalibration: Recalibration) -> str:
+    policy = recalibration.policy
+    when = f"every-{recalibration.every}-steps" if policy == "every-k-steps" else policy
+    margin = "" if recalibration.margin == 1.05 else f"x{recalibration.margin:g}"
+    return "" if (when, margin) == ("every-step", "") else f"scales:{when}{margin}"

@@ -1,0 +1,112 @@
+"""Settings: the base of every group of settings. Immutable, strict about names, changed only by `override`.
+
+A group is checked as a whole whenever one is made, so an invalid Experiment can't exist; every mistake raises
+ConfigError. Settings that belong to another one (the bounds of a correction) follow when that one changes.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, StringConstraints, ValidationError
+from pydantic_core import PydanticCustomError
+
+from labkit.config import yaml_io
+from labkit.config.errors import ConfigError, explain
+
+
+def _not_bool(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise PydanticCustomError("number", "must be a number")
+    return value
+
+
+Int = Annotated[int, BeforeValidator(_not_bool)]
+Float = Annotated[float, BeforeValidator(_not_bool)]
+Name = Annotated[str, StringConstraints(strip_whitespace=True)]
+
+
+class Settings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    label: ClassVar[str] = ""  # the setting that only names the group and changes nothing
+
+    def __init__(self, **data: Any) -> None:
+        try:
+            super().__init__(**data)
+        except ValidationError as error:
+            raise explain(error, type(self)) from None
+
+    # Groups inside groups are then checked by pydantic itself, so that an error knows its whole dotted key.
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise ConfigError(
+            f"{name}: {type(self).__name__} is immutable; "
+            f"make a changed copy with .override({{{name!r}: ...}})"
+        )
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        return self.override(update or {})
+
+    def override(self, changes: Mapping[str, Any]) -> Self:
+        """A changed copy, checked like a new one. Keys may be dotted: {"recipe.rollout.kv_cache": True}.
+
+        A dict given for a group changes what it names and leaves the rest of the group.
+        """
+        return type(self)(**self._merged(_nest(changes)))
+
+    def _merged(self, changes: dict[str, Any]) -> dict[str, Any]:
+        data = dict(self)
+        for key, value in changes.items():
+            current = data.get(key)
+            if isinstance(current, Settings) and isinstance(value, dict):
+                data[key] = current._merged(value)
+            elif isinstance(current, dict) and isinstance(value, _Branch):
+                data[key] = current | value
+            else:
+                data[key] = value
+        return data
+
+    def diff(self, other: Self) -> dict[str, tuple[Any, Any]]:
+        """What differs, by dotted key: {"rollout.kv_cache": (mine, theirs)}. Labels don't count."""
+        theirs = other._flat()
+        return {key: (mine, theirs[key]) for key, mine in self._flat().items() if mine != theirs[key]}
+
+    def _flat(self) -> dict[str, Any]:
+        flat: dict[str, Any] = {}
+        for name, value in self:
+            if isinstance(value, Settings):
+                flat |= {f"{name}.{key}": inner for key, inner in value._flat().items()}
+            elif name != self.label:
+                flat[name] = value
+        return flat
+
+    def to_yaml(self) -> str:
+        return yaml_io.dump(self.model_dump())
+
+    @classmethod
+    def from_yaml(cls, text_or_path: str | Path) -> Self:
+        return cls(**yaml_io.load(text_or_path))
+
+
+class _Branch(dict[str, Any]):
+    """A dict that came from dotted keys, so that it adds to a value that is itself a dict."""
+
+
+def _nest(changes: Mapping[str, Any]) -> dict[str, Any]:
+    root = _Branch()
+    for dotted, value in changes.items():
+        *groups, key = dotted.split(".")
+        node = root
+        for depth, group in enumerate(groups):
+            inner = node.setdefault(group, _Branch())
+            if not isinstance(inner, _Branch):
+                raise ConfigError(
+                    f"{dotted}: {'.'.join(groups[: depth + 1])} is given as well; keep one of the two"
+                )
+            node = inner
+        if key in node:
+            raise ConfigError(f"{dotted}: settings inside it are given as well; keep one of the two")
+        node[key] = value
+    return root

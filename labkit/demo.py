@@ -1,0 +1,206 @@
+"""The demo: three recipes, everything else equal. What does FP8 change, and what not?
+
+    bf16           nothing in FP8: the control
+    fp8-rollout    FP8 linears while generating, BF16 training: generator and trainer disagree
+    fp8-e2e        FP8 linears on both sides, with importance-sampling correction
+
+Each arm is a Run of its own (a worker process and a run directory that `labkit list` shows), one after
+the other, the recipes of one seed before the next seed, so that a machine that slows down slows all
+recipes alike.
+"""
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from labkit.config.presets import preset
+from labkit.runs.compare import EMULATED, Summary, step_seconds, summarize
+from labkit.runs.process import Run
+from labkit.runs.record import StepRecord
+from labkit.runs.store import RunError
+
+RECIPES = ("bf16", "fp8-rollout", "fp8-e2e")
+_CURVES = (
+    "reward",
+    "accuracy",
+    "heldout_accuracy",
+    "token_mult_prob_error",
+    "gen_kl_error",
+    "ess",
+    "entropy",
+)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """The runs of one recipe, a seed each."""
+
+    recipe: str
+    summaries: list[Summary]
+
+    def mean(self, value: Callable[[Summary], float]) -> float:
+        """Over the seeds that measured it; NaN if none did."""
+        values = [value(s) for s in self.summaries if not math.isnan(value(s))]
+        return statistics.fmean(values) if values else math.nan
+
+    def spread(self, value: Callable[[Summary], float]) -> float:
+        """Standard deviation over the seeds; 0 for one seed."""
+        values = [value(s) for s in self.summaries if not math.isnan(value(s))]
+        return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def run_demo(
+    steps: int | None = None,
+    seeds: int = 1,
+    model: str = "tiny",
+    progress: Callable[[Run, StepRecord], None] | None = None,
+    root: str | Path | None = None,
+) -> list[Run]:
+    """Run the three recipes for seeds 0 … seeds − 1 and return the runs, in the order in which they ran.
+
+    `steps` None: the model's own number. `progress` is called after each step. Blocks until all runs are
+    done; interrupted, it stops the run at hand. Raises RunError if a run does not come to its end.
+    """
+    if seeds < 1:
+        raise ValueError(f"seeds must be at least 1, not {seeds}")
+    overrides = {} if steps is None else {"steps": steps}
+    experiments = [preset(name, model, seed=seed, **overrides) for seed in range(seeds) for name in RECIPES]
+    runs: list[Run] = []
+    for experiment in experiments:
+        run = Run.start(experiment, root)
+        runs.append(run)
+        try:
+            status = run.wait(on_record=partial(progress, run) if progress else None)
+        except BaseException:
+            if run.alive:
+                run.stop()
+            raise
+        if status.name != "done":
+            raise RunError(f"the demo ends here: {run.id} is {status}")
+    return runs
+
+
+def arms(runs: Sequence[Run]) -> list[Arm]:
+    names = list(dict.fromkeys(run.experiment.recipe.name for run in runs))
+    return [
+        Arm(name, [summarize(run) for run in runs if run.experiment.recipe.name == name]) for name in names
+    ]
+
+
+def table(runs: Sequence[Run]) -> Table:
+    """A column per recipe: mean over seeds, ± standard deviation where there are several."""
+    seeds = len({run.experiment.seed for run in runs})
+    drawn = Table(
+        title=f"{seeds} seed{'s' if seeds > 1 else ''}, {runs[0].experiment.model}", title_justify="left"
+    )
+    found = arms(runs)
+    drawn.add_column("")
+    for arm in found:
+        drawn.add_column(arm.recipe, justify="right")
+    for name, value, form in _QUANTITIES:
+        drawn.add_row(name, *[_cell(arm, value, form) for arm in found])
+    return drawn
+
+
+def reading(runs: Sequence[Run]) -> list[str]:
+    """What the demo shows and what it does not, from the numbers measured."""
+    found = arms(runs)
+    mismatch = ", ".join(f"{arm.recipe} {_tmpe(arm.mean(lambda s: s.tmpe_median))}" for arm in found)
+    lines = [
+        f"Mismatch between rollout and training (median TMPE, 1 is exact): {mismatch}. "
+        "FP8 on the rollout side alone makes the trainer learn from a policy that is not quite its own; "
+        "this is the number that the choice of recipe moves."
+    ]
+    lines.append(_accuracy_line(found, runs))
+    if any(s.throughput.emulated for arm in found for s in arm.summaries):
+        lines.append(
+            f"Speed: FP8 here is {EMULATED}. It computes what FP8 hardware would, and pays extra for it."
+        )
+    return lines
+
+
+def write_json(path: str | Path, runs: Sequence[Run]) -> None:
+    """The numbers of the demo: per recipe, per run and per step. Null stands for not measured."""
+    content = {
+        "schema": 1,
+        "arms": {
+            arm.recipe: {
+                name: {"mean": arm.mean(value), "std": arm.spread(value)} for name, value, _ in _QUANTITIES
+            }
+            for arm in arms(runs)
+        },
+        "runs": [_run_numbers(run) for run in runs],
+        "reading": reading(runs),
+    }
+    Path(path).write_text(json.dumps(_null(content), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def _accuracy_line(found: Sequence[Arm], runs: Sequence[Run]) -> str:
+    ends = {arm.recipe: arm.mean(lambda s: s.heldout_end) for arm in found}
+    measured = [value for value in ends.values() if not math.isnan(value)]
+    if len(measured) < 2:
+        return "Accuracy: fewer than two recipes have a held-out accuracy, so there is nothing to compare."
+    gap = max(measured) - min(measured)
+    prompts = runs[0].experiment.eval_prompts * len(found[0].summaries)
+    middle = statistics.fmean(measured)
+    error = math.sqrt(2 * middle * (1 - middle) / prompts)  # of the difference of two independent shares
+    values = ", ".join(f"{name} {value:.3f}" for name, value in ends.items())
+    verdict = (
+        "no difference that this many prompts could show. That is the expected result at this size: the "
+        "accuracies of the recipes do not differ, only the mismatch does"
+        if gap <= 2 * error
+        else "more than the prompts' sampling error explains; seeds vary too: run more before believing it"
+    )
+    gap_text = f"The largest gap is {gap:.3f} (standard error {error:.3f})"
+    return f"Held-out accuracy at the end: {values}. {gap_text}: {verdict}."
+
+
+def _run_numbers(run: Run) -> dict[str, Any]:
+    records = run.records()
+    return {
+        "id": run.id,
+        "recipe": run.experiment.recipe.name,
+        "seed": run.experiment.seed,
+        "summary": asdict(summarize(run)),
+        "step": [record.step for record in records],
+        "step_seconds": [step_seconds(record) for record in records],
+        **{name: [record.metric(name) for record in records] for name in _CURVES},
+    }
+
+
+def _null(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _null(item) for key, item in value.items()}
+    return [_null(item) for item in value] if isinstance(value, list) else value
+
+
+def _tmpe(value: float) -> str:
+    return "exactly 1" if value == 1.0 else f"{value:.5f}"
+
+
+def _cell(arm: Arm, value: Callable[[Summary], float], form: str) -> str:
+    mean = arm.mean(value)
+    if math.isnan(mean):
+        return "–"
+    spread = f" ± {arm.spread(value):{form}}" if len(arm.summaries) > 1 else ""
+    return f"{mean:{form}}{spread}"
+
+
+_QUANTITIES: list[tuple[str, Callable[[Summary], float], str]] = [
+    ("held-out accuracy, start", lambda s: s.heldout_start, ".3f"),
+    ("held-out accuracy, end", lambda s: s.heldout_end, ".3f"),
+    ("TMPE, median", lambda s: s.tmpe_median, ".5f"),
+    ("generation KL, mean", lambda s: s.gen_kl, ".1e"),
+    ("ESS, mean", lambda s: s.ess, ".4f"),
+    ("end-to-end tok/s", lambda s: s.throughput.end_to_end, ",.0f"),
+    ("seconds per step", lambda s: s.step_seconds, ".2f"),
+]

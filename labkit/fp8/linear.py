@@ -1,0 +1,320 @@
+"""A linear layer whose three GEMMs are FP8 or BF16, each on its own switch.
+
+    fprop   y_TN  = Q(x_TK)  Q(w_NK)^T          (+ bias)
+    dgrad   dx_TK = Q(dy_TN) Q(w_NK)
+    wgrad   dw_NK = Q(dy_TN)^T Q(x_TK)
+
+T tokens (leading dimensions flattened), K input and N output features. Every Q quantises the high-precision
+tensor for that one use, along the dimension its GEMM sums over, as a real FP8 GEMM needs; so x and dy have
+two quantised copies (no value is quantised twice). A GEMM that is off uses the unquantised operands. Tiles by
+granularity:
+
+                    fprop x    fprop w      dgrad dy   dgrad w      wgrad dy    wgrad x
+    block           1 x 128    128 x 128    1 x 128    128 x 128    128 x 1     128 x 1
+    row             1 x K      1 x K        1 x N      N x 1        T x 1       T x 1
+    mx              1 x 32     1 x 32       1 x 32     32 x 1       32 x 1      32 x 1
+    tensor          one scale per tensor everywhere
+
+Weights and x use ``fmt``, dy uses ``grad_fmt``. The emulated GEMM multiplies dequantised operands: in x's
+dtype for pow2 scales (exact), in float32 for fp32 scales, then rounded to x's dtype. On the CPU both
+accumulate in float32.
+
+With ``block``, ``row`` and ``mx`` a token's output does not depend on its neighbours in the batch; with
+``tensor`` it does, because they share a scale.
+
+Sources: DeepSeek-V3 report (arXiv 2412.19437) section 3.3; Transformer Engine Float8BlockScaling (block),
+Float8Current- Scaling (tensor) and MXFP8BlockScaling (mx); vLLM's per-token, per-channel scheme (row). Left
+out: the reduced accumulation width of Hopper tensor cores.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from labkit.fp8.emulation import fake_quantize
+from labkit.fp8.quantization import Quantized, Tile, quantize
+
+if TYPE_CHECKING:
+    from labkit.config.recipe import Recipe
+
+GRANULARITIES = ("block", "tensor", "row", "mx")
+
+
+class OperandTiles(NamedTuple):
+    """The tile of each operand of the three GEMMs."""
+
+    x: Tile
+    w: Tile
+    dgrad_dy: Tile
+    dgrad_w: Tile
+    wgrad_dy: Tile
+    wgrad_x: Tile
+
+
+@dataclass(frozen=True)
+class LinearFormat:
+    """Which of a linear layer's GEMMs are FP8, and how their operands are quantised."""
+
+    fprop: bool = False
+    dgrad: bool = False
+    wgrad: bool = False
+    fmt: str = "e4m3"
+    grad_fmt: str = "e4m3"
+    granularity: str = "block"
+    scale: str = "pow2"
+    formula: str = "te"
+
+    def __post_init__(self) -> None:
+        if self.granularity not in GRANULARITIES:
+            raise ValueError(
+                f"unknown granularity {self.granularity!r}: choose one of {', '.join(GRANULARITIES)}"
+            )
+        if self.granularity == "mx" and self.scale != "pow2":
+            raise ValueError("granularity mx has power-of-two scales by definition: set scale to pow2")
+
+    @classmethod
+    def off(cls) -> LinearFormat:
+        """All three GEMMs in high precision."""
+        return cls()
+
+    @classmethod
+    def from_recipe(cls, recipe: Recipe, side: str) -> LinearFormat:
+        """The format on one side of the pipeline: "rollout" (inference, fprop only) or "train"."""
+        if side not in ("rollout", "train"):
+            raise ValueError(f'unknown side {side!r}: choose "rollout" or "train"')
+        scaling, train = recipe.scaling, recipe.train
+        rollout = side == "rollout"
+        return cls(
+            fprop=recipe.rollout.linears if rollout else train.fprop,
+            dgrad=False if rollout else train.dgrad,
+            wgrad=False if rollout else train.wgrad,
+            fmt=scaling.format,
+            grad_fmt=scaling.grad_format,
+            granularity=scaling.granularity,
+            scale=scaling.scale,
+            formula=scaling.formula,
+        )
+
+    @property
+    def inactive(self) -> bool:
+        """True when no GEMM is FP8."""
+        return not (self.fprop or self.dgrad or self.wgrad)
+
+    def quantize_weight(self, weight: Tensor) -> Quantized:
+        """Codes and scales of a weight [out_features, in_features] as fprop uses it."""
+        out_features, in_features = weight.shape
+        tile = self.tiles(1, in_features, out_features).w
+        return quantize(weight.detach(), self.fmt, tile, self.scale, self.formula)
+
+    def tiles(self, tokens: int, in_features: int, out_features: int) -> OperandTiles:
+        """The tiles for x [tokens, in_features] and w [out_features, in_features]; the table above."""
+        if self.granularity == "tensor":
+            return OperandTiles(None, None, None, None, None, None)
+        if self.granularity == "block":
+            return OperandTiles((1, 128), (128, 128), (1, 128), (128, 128), (128, 1), (128, 1))
+        if self.granularity == "mx":
+            return OperandTiles((1, 32), (1, 32), (1, 32), (32, 1), (32, 1), (32, 1))
+        k, n, t = in_features, out_features, tokens
+        return OperandTiles((1, k), (1, k), (1, n), (n, 1), (t, 1), (t, 1))
+
+
+class Float8Linear(nn.Module):
+    """``nn.Linear`` with FP8 fprop, dgrad and wgrad by ``precision``; with all off exactly ``F.linear``.
+
+    The quantised weight is computed once and kept until the weight changes, which is noticed by the tensor's
+    version counter, so optimizer steps and ``copy_`` need no further call. Only a write through
+    ``weight.data`` escapes torch's counter: call ``requantize`` after one.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = False,
+        precision: LinearFormat | None = None,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.precision = precision or LinearFormat.off()
+        self.weight = nn.Parameter(torch.empty(out_features, in_features, dtype=dtype))
+        self.bias = nn.Parameter(torch.zeros(out_features, dtype=dtype)) if bias else None
+        nn.init.normal_(self.weight, std=in_features**-0.5)
+        self._operands: WeightOperands | None = None
+        self._loaded: LoadedWeight | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copied or unpickled weight counts its versions anew: the cache stays behind, loaded codes come.
+        return {**self.__dict__, "_operands": None, "_loaded": self._valid_loaded()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if self._loaded is not None:
+            self._loaded = LoadedWeight(self._loaded.quantized, WeightState.of(self.weight))
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, {self.precision}"
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., in_features] -> [..., out_features], both of the weight's dtype."""
+        if self.precision.inactive:
+            return F.linear(x, self.weight, self.bias)
+        operands = self._current_operands()
+        if not torch.is_grad_enabled():
+            return _fprop(x, operands.fprop, self.bias, self.precision)
+        return _Float8Matmul.apply(x, self.weight, self.bias, operands.fprop, operands.dgrad, self.precision)
+
+    def requantize(self) -> None:
+        """Recompute the quantised weight from ``weight``, dropping codes given to ``load_quantized``."""
+        self._loaded = None
+        self._operands = None
+        if not self.precision.inactive:
+            self._current_operands()
+
+    def load_quantized(self, quantized: Quantized) -> None:
+        """Take an engine's or checkpoint's codes and scales: fprop uses exactly these, ``weight`` stays.
+
+        They hold until ``weight`` is changed. Raises ValueError if they do not fit this layer and its
+        precision.
+        """
+        tile = self._tiles().w
+        expected = ((self.out_features, self.in_features), self.precision.fmt, tile)
+        found = (tuple(quantized.codes.shape), quantized.fmt, quantized.tile)
+        if found != expected:
+            raise ValueError(
+                f"quantised weight has (shape, format, tile) {found}, this layer needs {expected}"
+            )
+        self._loaded = LoadedWeight(quantized, WeightState.of(self.weight))
+        self._operands = None
+
+    def quantized(self) -> Quantized | None:
+        """Codes and scales fprop uses: the loaded ones or those of ``weight``; None without FP8 fprop."""
+        loaded = self._valid_loaded()
+        if loaded is not None:
+            return loaded.quantized
+        return self.precision.quantize_weight(self.weight) if self.precision.fprop else None
+
+    def _valid_loaded(self) -> LoadedWeight | None:
+        """The loaded codes, unless ``weight`` was changed since."""
+        if self._loaded is not None and not self._loaded.state.matches(self.weight):
+            self._loaded = None
+        return self._loaded
+
+    def _tiles(self) -> OperandTiles:
+        return self.precision.tiles(1, self.in_features, self.out_features)
+
+    def _current_operands(self) -> WeightOperands:
+        kept = self._operands
+        if kept is None or kept.precision is not self.precision or not kept.state.matches(self.weight):
+            kept = self._operands = self._quantize_weight()
+        return kept
+
+    def _quantize_weight(self) -> WeightOperands:
+        p, tiles = self.precision, self._tiles()
+        weight = self.weight.detach()
+        fprop = dgrad = weight
+        loaded = self._valid_loaded()
+        if loaded is not None and p.fprop:
+            fprop = loaded.quantized.dequantize(weight.dtype if p.scale == "pow2" else torch.float32)
+        elif p.fprop:
+            fprop = fake_quantize(weight, p.fmt, tiles.w, p.scale, p.formula)
+        if p.dgrad and p.fprop and tiles.w == tiles.dgrad_w:
+            dgrad = fprop
+        elif p.dgrad:
+            dgrad = fake_quantize(weight, p.fmt, tiles.dgrad_w, p.scale, p.formula)
+        return WeightOperands(fprop, dgrad, p, WeightState.of(self.weight))
+
+
+@dataclass(frozen=True)
+class WeightState:
+    """Identifies a weight's contents. The alias keeps its memory from being reused at the same address."""
+
+    alias: Tensor
+    version: int
+
+    @classmethod
+    def of(cls, weight: Tensor) -> WeightState:
+        return cls(weight.detach(), weight._version)
+
+    def matches(self, weight: Tensor) -> bool:
+        return self.version == weight._version and self.alias.data_ptr() == weight.data_ptr()
+
+
+@dataclass(frozen=True)
+class WeightOperands:
+    """The weight as fprop and dgrad use it (dequantised, or the weight itself where the GEMM is not FP8)."""
+
+    fprop: Tensor
+    dgrad: Tensor
+    precision: LinearFormat
+    state: WeightState
+
+
+@dataclass(frozen=True)
+class LoadedWeight:
+    quantized: Quantized
+    state: WeightState
+
+
+class _Float8Matmul(torch.autograd.Function):
+    """The three equations of the module docstring; ``w_fprop`` and ``w_dgrad`` are prepared operands."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        w_fprop: Tensor,
+        w_dgrad: Tensor,
+        precision: LinearFormat,
+    ) -> Tensor:
+        ctx.save_for_backward(x, w_dgrad)
+        ctx.precision, ctx.has_bias = precision, bias is not None
+        return _fprop(x, w_fprop, bias, precision)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (dy,) = grad_outputs
+        x, w_dgrad = ctx.saved_tensors
+        dy_TN, x_TK = dy.reshape(-1, dy.shape[-1]), x.reshape(-1, x.shape[-1])
+        dx = dw = db = None
+        if ctx.needs_input_grad[0]:
+            dx = _dgrad(dy_TN, w_dgrad, ctx.precision).view(x.shape)
+        if ctx.needs_input_grad[1]:
+            dw = _wgrad(dy_TN, x_TK, ctx.precision)
+        if ctx.has_bias and ctx.needs_input_grad[2]:
+            db = dy_TN.sum(0)
+        return dx, dw, db, None, None, None
+
+
+def _fprop(x: Tensor, w_NK: Tensor, bias: Tensor | None, p: LinearFormat) -> Tensor:
+    """y = Q(x) w^T + bias, for x [..., K]; ``w_NK`` is the prepared operand."""
+    if not p.fprop:
+        return F.linear(x, w_NK, bias)
+    tile = p.tiles(1, w_NK.shape[1], w_NK.shape[0]).x
+    x_q = fake_quantize(x, p.fmt, tile, p.scale, p.formula)
+    return F.linear(x_q, w_NK, None if bias is None else bias.to(x_q.dtype)).to(x.dtype)
+
+
+def _dgrad(dy_TN: Tensor, w_NK: Tensor, p: LinearFormat) -> Tensor:
+    """dx_TK = Q(dy) w; ``w_NK`` is the prepared operand."""
+    if not p.dgrad:
+        return dy_TN @ w_NK
+    tile = p.tiles(len(dy_TN), w_NK.shape[1], w_NK.shape[0]).dgrad_dy
+    return (fake_quantize(dy_TN, p.grad_fmt, tile, p.scale, p.formula) @ w_NK).to(dy_TN.dtype)
+
+
+def _wgrad(dy_TN: Tensor, x_TK: Tensor, p: LinearFormat) -> Tensor:
+    """dw_NK = Q(dy)^T Q(x), quantised along the tokens."""
+    if not p.wgrad:
+        return dy_TN.T @ x_TK
+    tiles = p.tiles(len(x_TK), x_TK.shape[1], dy_TN.shape[1])
+    dy_q = fake_quantize(dy_TN, p.grad_fmt, tiles.wgrad_dy, p.scale, p.formula)
+    x_q = fake_quantize(x_TK, p.fmt, tiles.wgrad_x, p.scale, p.formula)
+    return (dy_q.T @ x_q).to(x_TK.dtype)

@@ -1,0 +1,45 @@
+"""From a task's problems to prompts of tokens, and from sampled tokens to rewards."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from labkit.models import Tokenizer
+from labkit.models.rollouts import Rollouts
+from labkit.tasks import Problem, Task
+
+
+@dataclass(frozen=True)
+class Scored:
+    completions: list[str]
+    rewards_B: Tensor  # FP32 in [0, 1]
+
+
+class Prompter:
+    def __init__(self, task: Task, tokenizer: Tokenizer) -> None:
+        self.task, self.tokenizer = task, tokenizer
+        stop = tokenizer.ids_containing(task.stop) if task.stop else frozenset()
+        self.stop_ids = frozenset(tokenizer.eos_ids) | stop
+
+    def encode(self, problem: Problem) -> list[int]:
+        return self.tokenizer.encode(problem.prompt)
+
+    def score(self, rollouts: Rollouts, problems: Sequence[Problem]) -> Scored:
+        """`problems` has one entry per prompt; its samples are adjacent rows."""
+        samples = len(rollouts) // len(problems)
+        completions = [self._completion(rollouts, row) for row in range(len(rollouts))]
+        rewards = [
+            self.task.reward(problems[row // samples], text, bool(rollouts.finished_B[row]))
+            for row, text in enumerate(completions)
+        ]
+        return Scored(completions, torch.tensor(rewards, dtype=torch.float32))
+
+    def _completion(self, rollouts: Rollouts, row: int) -> str:
+        """The text before the token that ended it."""
+        tokens = rollouts.response(row)
+        if rollouts.finished_B[row] and tokens[-1] in self.tokenizer.eos_ids:
+            tokens = tokens[:-1]
+        text = self.tokenizer.decode(tokens)
+        return text.split(self.task.stop)[0] if self.task.stop else text

@@ -1,0 +1,37 @@
+"""Held-out accuracy of the policy itself: sampled in BF16, whatever the rollouts run in.
+
+The reward of the rollouts says how well the *sampler* does. A broken FP8 sampler can be fitted by the policy until
+its rewards look healthy while the policy behind it falls, so accuracy is measured without any quantisation, on
+problems that are never trained on, with the same random numbers every time.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from labkit.config import Recipe
+from labkit.rollout import LocalEngine, Request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from labkit.models import Policy
+    from labkit.rl.episodes import Prompter
+
+
+class HeldOut:
+    def __init__(
+        self, policy: "Policy", prompter: "Prompter", request: Request, num_prompts: int, on_microstep: "Callable[[], None]"
+    ) -> None:  # fmt: skip
+        self.engine = LocalEngine(policy.config, Recipe(), policy.tokenizer.pad_id, on_microstep)
+        self.prompter, self.request = prompter, request
+        self.problems = prompter.task.heldout(num_prompts)
+        self.prompts = [prompter.encode(problem) for problem in self.problems]
+
+    def accuracy(self, weights: Mapping[str, Tensor], version: int) -> float:
+        self.engine.refit(weights, None, version)
+        generator = torch.Generator().manual_seed(0)
+        rollouts = self.engine.generate(self.prompts, self.request, generator)
+        return float(self.prompter.score(rollouts, self.problems).rewards_B.mean())

@@ -1,0 +1,230 @@
+"""GRPO, one step at a time: a generator of StepRecords that does no I/O and prints nothing.
+
+    prompts ──> Engine.generate ──> rollouts (tokens, g, versions)
+            ──> task reward ──> advantages
+            ──> Trainer.logprobs (p: pre-update weights, the same FP8 forward as training)
+            ──> correction weights w(p - g), mismatch metrics
+            ──> Trainer.update per mini-batch (c; clipped loss x w)
+            ──> recalibrate Q/K/V scales on this batch with the UPDATED weights
+            ──> Engine.refit ──> read back and compare ──> StepRecord
+
+Step 0 trains nothing: it is the held-out accuracy of the policy as loaded. Between steps the engine always holds
+the trainer's latest weights, so a checkpoint needs no engine state: loading one refits.
+"""
+
+import dataclasses
+import random
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labkit import models, tasks
+from labkit.config import Experiment
+from labkit.fp8 import KVScales
+from labkit.models.rollouts import Rollouts
+from labkit.rl.advantages import group_advantages
+from labkit.rl.batching import MiniBatch, plan
+from labkit.rl.corrections import Weights, correction_from
+from labkit.rl.episodes import Prompter
+from labkit.rl.evaluation import HeldOut
+from labkit.rl.loss import LossTerms, grpo_loss
+from labkit.rl.measure import Stopwatch, step_metrics, step_samples, step_tokens
+from labkit.rl.recalibration import initial_scales, next_scales
+from labkit.rollout import LocalEngine, Request, verify
+from labkit.rollout.local import left_pad
+from labkit.runs.record import StepRecord
+from labkit.training import LocalTrainer, Update
+
+
+def _nothing() -> None:
+    pass
+
+
+class Loop:
+    """Raises ConfigError or ValueError, naming the way out, for an Experiment that can't be carried out."""
+
+    def __init__(self, experiment: Experiment, on_microstep: Callable[[], None] = _nothing) -> None:
+        self.experiment = experiment
+        self.recipe, self.settings = experiment.recipe, experiment.grpo
+        policy = models.load(experiment.model)
+        task = tasks.load_task(experiment.task, experiment.task_options)
+        self.prompter = Prompter(task, policy.tokenizer)
+        max_new_tokens = experiment.sampling.max_new_tokens or task.max_new_tokens
+        self.request = Request(
+            experiment.sampling, max_new_tokens, self.prompter.stop_ids, self.settings.group_size
+        )
+        self.trainer = LocalTrainer(policy, experiment, on_microstep)
+        self.engine = LocalEngine(policy.config, self.recipe, policy.tokenizer.pad_id, on_microstep)
+        one_each = Request(experiment.sampling, max_new_tokens, self.prompter.stop_ids)
+        self.held_out = HeldOut(policy, self.prompter, one_each, experiment.eval_prompts, on_microstep)
+
+        self.correct = correction_from(self.recipe.correction)
+        self.prompt_rng = random.Random(experiment.seed)
+        self.sample_rng = torch.Generator().manual_seed(experiment.seed)
+        self.step_index = 0
+        self.version = 0
+        self.elapsed = 0.0
+        self.scales = initial_scales(self.recipe, policy.config.num_layers, self._calibrate_on_prompts)
+        self._refit(Stopwatch())
+
+    def steps(self) -> Iterator[StepRecord]:
+        while self.step_index <= self.experiment.steps:
+            record = self._step() if self.step_index else self._evaluate_start()
+            self.step_index += 1
+            yield record
+
+    # ---- one step
+
+    def _step(self) -> StepRecord:
+        watch = Stopwatch()
+        with watch("generate"):
+            problems = [
+                self.prompter.task.sample(self.prompt_rng) for _ in range(self.settings.prompts_per_step)
+            ]
+            prompts = [self.prompter.encode(problem) for problem in problems]
+            rollouts = self.engine.generate(prompts, self.request, self.sample_rng)
+            sampled_by = self.engine.state()
+        with watch("reward"):
+            scored = self.prompter.score(rollouts, problems)
+            advantages_B = group_advantages(
+                scored.rewards_B, self.settings.group_size, self.settings.baseline, self.settings.normalize
+            )
+        mini_batches = plan(advantages_B, rollouts.lengths_B, self.settings)
+        everything = [rows for mini_batch in mini_batches for rows in mini_batch.micro_batches]
+        with watch("logprobs"):
+            p_BR, entropy_BR = self.trainer.logprobs(rollouts, everything)
+            reference_BR = (
+                self.trainer.reference_logprobs(rollouts, everything) if self.settings.kl_coef else None
+            )
+        weights = self.correct(rollouts.logprobs_BR, p_BR, rollouts.mask_BR)
+        updates: list[Update] = []
+        losses: list[LossTerms] = []
+        with watch("update"):
+            for mini_batch in mini_batches:
+                update, terms = self._update(mini_batch, rollouts, p_BR, advantages_B, weights, reference_BR)
+                updates.append(update)
+                losses += terms
+        self.version += 1
+        with watch("recalibrate"):
+            self.scales = next_scales(
+                self.recipe, self.scales, self.step_index,
+                lambda: self.trainer.calibrate(rollouts, everything, self.version),
+            )  # fmt: skip
+        self._refit(watch)
+
+        metrics = step_metrics(
+            rollouts, scored.rewards_B, advantages_B, p_BR, entropy_BR, weights, updates, losses
+        )
+        metrics["heldout_accuracy"] = self._held_out_accuracy(watch) if self._evaluation_due() else None
+        self.elapsed += watch.total
+        return self._record(
+            watch, metrics,
+            weight_version=rollouts.weight_version, scales=sampled_by.kv_scales,
+            scale_version=rollouts.scale_version, tokens=step_tokens(rollouts, mini_batches),
+            events=[f"update skipped: {update.skipped}" for update in updates if update.skipped],
+            samples=step_samples(
+                self.experiment.keep_rollouts, problems, rollouts, scored, advantages_B, p_BR, weights
+            ),
+        )  # fmt: skip
+
+    def _update(
+        self, mini_batch: MiniBatch, rollouts: Rollouts, p_BR: Tensor, advantages_B: Tensor, weights: Weights,
+        reference_BR: Tensor | None,
+    ) -> tuple[Update, list[LossTerms]]:  # fmt: skip
+        mask_BR = rollouts.mask_BR & weights.valid
+        num_tokens = int(mask_BR[mini_batch.rows].sum())
+        terms: list[LossTerms] = []
+
+        def loss(rows: Tensor, current_bR: Tensor) -> Tensor:
+            term = grpo_loss(
+                current_bR, p_BR[rows], advantages_B[rows], weights.applied[rows], mask_BR[rows],
+                reference=None if reference_BR is None else reference_BR[rows],
+                settings=self.settings, num_tokens=num_tokens, num_sequences=len(mini_batch.rows),
+            )  # fmt: skip
+            terms.append(term)
+            return term.loss
+
+        counting = [
+            rows for rows in mini_batch.carrying if self.settings.kl_coef or weights.applied[rows].any()
+        ]
+        return self.trainer.update(rollouts, counting, loss), terms
+
+    def _refit(self, watch: Stopwatch) -> None:
+        weights = self.trainer.weights()
+        with watch("refit"):
+            self.engine.refit(weights, self.scales, self.version)
+        with watch("verify"):
+            verify(self.engine, weights, self.scales, self.version)
+
+    def _calibrate_on_prompts(self) -> KVScales:
+        """Before step 1: the prompts that step 1 will use, without disturbing the order of the data."""
+        rng = random.Random(self.experiment.seed)
+        prompts = [
+            self.prompter.encode(self.prompter.task.sample(rng))
+            for _ in range(self.settings.prompts_per_step)
+        ]
+        tokens_BT, starts_B = left_pad(prompts, self.engine.pad_id)
+        B, P = tokens_BT.shape
+        nothing_B = torch.zeros(B, dtype=torch.int64)
+        only_prompts = Rollouts(tokens_BT, starts_B, nothing_B, torch.zeros(B, 0), nothing_B.bool(), P, 0, 0)
+        rows = list(torch.arange(B).split(self.settings.micro_batch))
+        return self.trainer.calibrate(only_prompts, rows, version=0)
+
+    # ---- held-out accuracy and records
+
+    def _evaluation_due(self) -> bool:
+        every = self.experiment.eval_every
+        return self.step_index == self.experiment.steps or self.step_index % every == 0
+
+    def _held_out_accuracy(self, watch: Stopwatch) -> float:
+        with watch("evaluate"):
+            return self.held_out.accuracy(self.trainer.weights(), self.version)
+
+    def _evaluate_start(self) -> StepRecord:
+        watch = Stopwatch()
+        metrics = {"heldout_accuracy": self._held_out_accuracy(watch)}
+        self.elapsed += watch.total
+        state = self.engine.state()
+        scale_version = state.kv_scales.version if state.kv_scales else state.weight_version
+        return self._record(
+            watch, metrics, weight_version=state.weight_version, scales=state.kv_scales,
+            scale_version=scale_version, tokens={}, events=[], samples=[],
+        )  # fmt: skip
+
+    def _record(
+        self, watch: Stopwatch, metrics: dict[str, float | None], *, weight_version: int, scales: KVScales | None,
+        scale_version: int, tokens: dict[str, int], events: list[str], samples: list[dict[str, Any]],
+    ) -> StepRecord:  # fmt: skip
+        return StepRecord(
+            step=self.step_index, weight_version=weight_version, time=time.time(), elapsed=self.elapsed,
+            metrics=metrics, timings=watch.seconds, tokens=tokens,
+            active={**self.engine.active(), **self.trainer.active()},
+            engine={"weight_version": weight_version, "scale_version": scale_version},
+            kv_scales=None if scales is None else {"q": list(scales.q), "k": list(scales.k), "v": list(scales.v)},
+            events=events, samples=samples,
+        )  # fmt: skip
+
+    # ---- resuming
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "trainer": self.trainer.state_dict(),
+            "prompt_rng": self.prompt_rng.getstate(),
+            "sample_rng": self.sample_rng.get_state(),
+            "scales": None if self.scales is None else dataclasses.asdict(self.scales),
+            "step_index": self.step_index,
+            "version": self.version,
+            "elapsed": self.elapsed,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.trainer.load_state_dict(state["trainer"])
+        kind, words, gauss = state["prompt_rng"]
+        self.prompt_rng.setstate((kind, tuple(words), gauss))
+        self.sample_rng.set_state(state["sample_rng"])
+        self.scales = None if state["scales"] is None else KVScales(**state["scales"])
+        self.step_index, self.version, self.elapsed = state["step_index"], state["version"], state["elapsed"]
+        self._refit(Stopwatch())

@@ -1,0 +1,55 @@
+"""What a rollout engine is, whoever implements it.
+
+An engine holds its own copy of the policy, in the precision the Recipe asks for. It samples from it, and between
+train steps it is *refitted*: new BF16 weights, which it quantises itself, and new Q/K/V scales. What it then
+really holds can be read back, because a refit that silently drops a scale is the commonest failure of this field.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from labkit.fp8 import KVScales, Quantized
+from labkit.models.rollouts import Rollouts
+
+if TYPE_CHECKING:
+    from labkit.config import Sampling
+
+
+@dataclass(frozen=True)
+class Request:
+    """How to sample: one prompt, `samples_per_prompt` responses."""
+
+    sampling: "Sampling"
+    max_new_tokens: int
+    stop_ids: frozenset[int]
+    samples_per_prompt: int = 1
+
+
+@dataclass(frozen=True)
+class EngineState:
+    """What is in the engine now, read from the engine itself."""
+
+    weight_version: int
+    kv_scales: KVScales | None  # None: the KV cache is BF16
+
+
+class Engine(Protocol):
+    def generate(
+        self, prompts: Sequence[Sequence[int]], request: Request, generator: torch.Generator
+    ) -> Rollouts:
+        """Sample. Rows of one prompt are adjacent: row = prompt * samples_per_prompt + sample."""
+
+    def refit(self, weights: Mapping[str, Tensor], kv_scales: KVScales | None, version: int) -> None:
+        """Take new weights and scales and forget every cached key and value. All or nothing."""
+
+    def state(self) -> EngineState: ...
+
+    def read_back(self) -> Iterator[tuple[str, Tensor | Quantized]]:
+        """Every weight the engine computes with, under its Hugging Face name."""
+
+    def active(self) -> dict[str, dict[str, str]]:
+        """component -> {"state": fp8 | emulated | bf16, "detail": how}, as it really runs."""

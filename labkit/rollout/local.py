@@ -1,0 +1,203 @@
+"""The embedded engine: batched sampling with a static KV cache, in any precision a Recipe names, on any CPU.
+
+    prefill   every prompt once, [N, P]; its cache is then repeated for the samples of its group
+    decode    one column at a time; finished sequences are dropped once a quarter of the rows are finished
+    refit     weights are quantised here, from the trainer's BF16 copy, as a serving engine would
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from labkit.config import Recipe
+from labkit.fp8 import AmaxObserver, KVScales, LinearFormat, Quantized, native
+from labkit.models.attention import ObservedAttention
+from labkit.models.decoder import Decoder, DecoderConfig
+from labkit.models.rollouts import Rollouts
+from labkit.rollout.engine import EngineState, Request
+from labkit.rollout.kv_cache import KVCache, KVPrecision
+from labkit.rollout.sampling import sample
+
+DROP_FINISHED_AT = 0.25
+
+
+def _nothing() -> None:
+    pass
+
+
+class LocalEngine:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        recipe: Recipe,
+        pad_id: int = 0,
+        on_microstep: Callable[[], None] = _nothing,
+    ) -> None:
+        self.config, self.recipe, self.pad_id, self.on_microstep = config, recipe, pad_id, on_microstep
+        self.model = Decoder(config).requires_grad_(False)
+        rollout_format = LinearFormat.from_recipe(recipe, side="rollout")
+        for layer, _, linear in self.model.linears():
+            linear.precision = rollout_format if recipe.covers(layer, config.num_layers) else LinearFormat.off()
+        self.kv_precision = KVPrecision(recipe.scaling.kv_format, None, recipe.rollout.attention)
+        self.weight_version = -1  # nothing loaded yet
+        self._calibrate_on_next_prompt = False
+
+    # ---- sampling
+
+    @torch.no_grad()
+    def generate(
+        self, prompts: Sequence[Sequence[int]], request: Request, generator: torch.Generator
+    ) -> Rollouts:
+        if self.weight_version < 0:
+            raise ValueError("the engine has no weights yet: call refit() before generate()")
+        tokens_NP, starts_N = left_pad(prompts, self.pad_id)
+        P, R = tokens_NP.shape[1], request.max_new_tokens
+        if P + R > self.config.max_positions:
+            raise ValueError(
+                f"prompt ({P}) + new tokens ({R}) exceed the model's {self.config.max_positions} positions: "
+                "shorten the prompts or lower sampling.max_new_tokens"
+            )
+        group_B = torch.arange(len(prompts)).repeat_interleave(request.samples_per_prompt)
+        cache, logits_NV = self._prefill(tokens_NP, starts_N, P + R)
+
+        tokens_BT = torch.full((len(group_B), P + R), self.pad_id)
+        tokens_BT[:, :P] = tokens_NP[group_B]
+        logprobs_BR = torch.zeros(len(group_B), R)
+        lengths_B = torch.full((len(group_B),), R)
+        finished_B = torch.zeros(len(group_B), dtype=torch.bool)
+
+        cache, logits = cache.rows(group_B), logits_NV[group_B]
+        alive = torch.arange(len(group_B))  # batch row of each row still in the cache
+        stop_ids = torch.tensor(sorted(request.stop_ids))
+        for step in range(R):
+            tokens, logprobs = sample(logits, request.sampling, generator)
+            running = ~finished_B[alive]
+            tokens_BT[alive[running], P + step] = tokens[running]
+            logprobs_BR[alive[running], step] = logprobs[running]
+            stopped = running & torch.isin(tokens, stop_ids)
+            lengths_B[alive[stopped]] = step + 1
+            finished_B[alive[stopped]] = True
+
+            running = ~finished_B[alive]
+            if step == R - 1 or not running.any():
+                break
+            if running.float().mean() < 1 - DROP_FINISHED_AT:
+                keep = running.nonzero()[:, 0]
+                cache, alive, tokens = cache.rows(keep), alive[keep], tokens[keep]
+            logits = self._decode(tokens, cache)
+            self.on_microstep()
+        return Rollouts(
+            tokens_BT, starts_N[group_B], lengths_B, logprobs_BR, finished_B, P,
+            self.weight_version, self._scale_version,
+        )  # fmt: skip
+
+    def _prefill(self, tokens_NP: Tensor, starts_N: Tensor, num_columns: int) -> tuple[KVCache, Tensor]:
+        positions_NP = (torch.arange(tokens_NP.shape[1]) - starts_N[:, None]).clamp(min=0)
+        if self._calibrate_on_next_prompt:
+            self._self_calibrate(tokens_NP, positions_NP, starts_N)
+        cache = KVCache(self.config, starts_N, num_columns, self.kv_precision)
+        hidden = self.model(tokens_NP, positions_NP, cache.attend)
+        cache.advance(tokens_NP.shape[1])
+        return cache, self.model.logits(hidden[:, -1])
+
+    def _decode(self, tokens_B: Tensor, cache: KVCache) -> Tensor:
+        positions_B1 = (cache.length - cache.starts_B)[:, None]
+        hidden = self.model(tokens_B[:, None], positions_B1, cache.attend)
+        cache.advance(1)
+        return self.model.logits(hidden[:, -1])
+
+    def _self_calibrate(self, tokens_NP: Tensor, positions_NP: Tensor, starts_N: Tensor) -> None:
+        """Engine-side scales: from the first prompts after a refit, before they are quantised."""
+        recalibration = self.recipe.recalibration
+        observer = AmaxObserver()
+        unquantised = KVCache(self.config, starts_N, tokens_NP.shape[1], KVPrecision())
+        self.model(tokens_NP, positions_NP, ObservedAttention(unquantised.attend, observer))
+        observer.end_microbatch()
+        scales = observer.scales(
+            self.weight_version, self.kv_precision.fmt, recalibration.percentile, recalibration.margin
+        )
+        self.kv_precision = replace(self.kv_precision, scales=scales)
+        self._calibrate_on_next_prompt = False
+
+    # ---- weights and scales
+
+    @torch.no_grad()
+    def refit(self, weights: Mapping[str, Tensor], kv_scales: KVScales | None, version: int) -> None:
+        self._check(weights, kv_scales)
+        for name, parameter in self.model.named_parameters():
+            parameter.copy_(weights[name])
+        for _, _, linear in self.model.linears():
+            if linear.precision.fprop:
+                linear.load_quantized(linear.precision.quantize_weight(linear.weight))
+        engine_side = self.recipe.rollout.kv_cache and self.recipe.recalibration.policy == "engine"
+        self._calibrate_on_next_prompt = engine_side
+        self.kv_precision = replace(self.kv_precision, scales=kv_scales)
+        self.weight_version = version
+
+    def _check(self, weights: Mapping[str, Tensor], kv_scales: KVScales | None) -> None:
+        """Everything that can be wrong with a refit, before anything is changed."""
+        names = self.model.weights().keys()
+        if names != weights.keys():
+            odd = sorted(names ^ weights.keys())
+            raise ValueError(f"refit with an incomplete or foreign set of weights: {', '.join(odd[:3])}")
+        engine_side = self.recipe.recalibration.policy == "engine"
+        if self.recipe.rollout.kv_cache and not engine_side:
+            if kv_scales is None:
+                raise ValueError("the KV cache is FP8, but the refit brought no Q/K/V scales")
+            kv_scales.validate(self.config.num_layers)
+        elif kv_scales is not None:
+            raise ValueError("the refit brought Q/K/V scales for an engine that takes none")
+
+    @property
+    def _scale_version(self) -> int:
+        scales = self.kv_precision.scales
+        return self.weight_version if scales is None else scales.version
+
+    def state(self) -> EngineState:
+        return EngineState(self.weight_version, self.kv_precision.scales)
+
+    def read_back(self) -> Iterator[tuple[str, Tensor | Quantized]]:
+        quantised = {
+            name: linear.quantized() for _, name, linear in self.model.linears() if linear.precision.fprop
+        }
+        for name, tensor in self.model.weights().items():
+            if name not in quantised:
+                yield name, tensor
+        yield from quantised.items()
+
+    def active(self) -> dict[str, dict[str, str]]:
+        """Read from the modules and the cache themselves, not from the Recipe."""
+        linears = list(self.model.linears())
+        num_fp8 = sum(linear.quantized() is not None for _, _, linear in linears)
+        scales = self.kv_precision.scales
+        off = {"state": "bf16", "detail": ""}
+        kernel = "C quantiser" if native.available()[0] else "torch quantiser"
+        return {
+            "rollout.linears": {
+                "state": "emulated",
+                "detail": f"{num_fp8} of {len(linears)} layers, {self.recipe.scaling.short_str()}, {kernel}",
+            }
+            if num_fp8
+            else off,
+            "rollout.kv_cache": {
+                "state": "emulated",
+                "detail": f"{self.kv_precision.fmt} grid values held in BF16, scales of version {scales.version}",
+            }
+            if scales
+            else off,
+            "rollout.attention": {"state": "emulated", "detail": "Q, K, V and P in FP8, FP32 accumulation"}
+            if scales and self.kv_precision.fp8_attention
+            else off,
+        }
+
+
+def left_pad(prompts: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tensor]:
+    """Prompts as [N, P] with padding on the left, and the column each starts at."""
+    if empty := [i for i, prompt in enumerate(prompts) if not len(prompt)]:
+        raise ValueError(f"prompt {empty[0]} has no tokens")
+    width = max(map(len, prompts))
+    starts_N = torch.tensor([width - len(prompt) for prompt in prompts])
+    rows = [[pad_id] * (width - len(prompt)) + list(prompt) for prompt in prompts]
+    return torch.tensor(rows), starts_N

@@ -1,0 +1,256 @@
+"""Run: a client's view of one run, and its remote control.
+
+The work is done by `python -m labkit.runs.worker DIRECTORY`, a process in a session of its own: it goes
+on when the notebook kernel restarts, the terminal closes or this client exits. Client and worker meet
+only in the run directory, so the Run that started the worker, one opened an hour later and one on another
+node can do the same: read steps, append commands. Nothing here blocks except `wait`.
+
+A worker that is killed cannot say so. A run that calls itself active while its process is gone, or whose
+heartbeat is older than 10 s, is therefore reported as failed, with the last line of its log.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from labkit.config import Experiment
+from labkit.runs.record import StepRecord
+from labkit.runs.store import RunDirectory, RunError, RunState, StateName, Tail, list_directories
+
+HEARTBEAT_LIMIT = 10.0
+_POLL = 0.1
+_EXIT = 10.0  # seconds that a worker may take to exit once its state is final
+
+
+@dataclass(frozen=True)
+class _Worker:
+    """A worker started by this process, and the state that stood in the directory when it was."""
+
+    process: subprocess.Popen[bytes]
+    launched: RunState
+
+
+_workers: dict[Path, _Worker] = {}
+
+
+class Run:
+    """One Experiment being carried out. Get one from `Run.start(experiment)` or `Run.open(path_or_id)`."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self.directory = directory
+        self.experiment = directory.experiment
+        self._tail = Tail(directory.path / "metrics.jsonl")
+
+    @classmethod
+    def start(cls, experiment: Experiment, root: str | Path | None = None) -> "Run":
+        """Create the run directory and start its worker. Returns at once."""
+        run = cls(RunDirectory.create(experiment, root))
+        run._launch()
+        return run
+
+    @classmethod
+    def open(cls, run: str | Path, root: str | Path | None = None) -> "Run":
+        """Attach to a run, alive or finished, by its path, its id or the beginning of its id."""
+        return cls(RunDirectory.find(run, root))
+
+    @classmethod
+    def all(cls, root: str | Path | None = None) -> "list[Run]":
+        """All runs under the root, the newest first."""
+        return [cls(directory) for directory in list_directories(root)]
+
+    def __repr__(self) -> str:
+        return f"Run({self.id!r}, {self.status})"
+
+    @property
+    def id(self) -> str:
+        return self.directory.id
+
+    @property
+    def path(self) -> Path:
+        return self.directory.path
+
+    # what is known about it
+
+    @property
+    def status(self) -> RunState:
+        """State and reason, with the worker's death taken into account."""
+        state = self.directory.read_state()
+        if not state.active or not (silence := self._silence(state)):
+            return state
+        state = self.directory.read_state()  # the worker may have ended properly between the two looks
+        if not state.active:
+            return state
+        last = self.directory.log(lines=1)
+        return RunState(
+            "failed", f"{silence}: {last or 'its log is empty'}", state.pid, state.host, state.updated
+        )
+
+    @property
+    def state(self) -> StateName:
+        return self.status.name
+
+    @property
+    def alive(self) -> bool:
+        """Whether a worker is carrying the run out now."""
+        return self.status.active
+
+    def records(self, since: int = 0) -> list[StepRecord]:
+        """The completed steps from step `since` on."""
+        return self.directory.records(since)
+
+    def tail(self) -> list[StepRecord]:
+        """The completed steps since the last call. See `Tail.read` about resumed runs."""
+        return self._tail.read()
+
+    def samples(self, step: int | None = None) -> list[dict[str, Any]]:
+        """The rollouts that were kept of a step; None: of the latest step that kept any."""
+        return self.directory.samples(step)
+
+    def log(self, lines: int | None = None) -> str:
+        return self.directory.log(lines)
+
+    # remote control
+
+    def pause(self) -> None:
+        self._command("pause")
+
+    def resume(self) -> None:
+        """Go on after a pause. A run whose worker has ended is continued by `resume_from_checkpoint`."""
+        self._command("resume")
+
+    def stop(self) -> None:
+        """End at the next micro-step with a checkpoint of the last completed step. A second stop kills."""
+        if "stop" in self.directory.commands()[0]:
+            self.kill()
+        else:
+            self._command("stop")
+
+    def kill(self) -> None:
+        """End the worker and everything it started at once. Only the last checkpoint remains."""
+        state = self.directory.read_state()
+        if not state.active:
+            return
+        if state.host != socket.gethostname():
+            raise RunError(f"{self.id} runs on {state.host}: kill it there (stop works from here)")
+        worker = self._own_worker(state)
+        pid = worker.pid if worker else state.pid
+        if pid is None and self.alive:
+            raise RunError(f"{self.id} is only just starting: kill it again in a moment")
+        if pid is not None and _is_worker(pid):
+            os.killpg(pid, signal.SIGKILL)  # the worker leads its own session and so its process group
+        if worker:
+            worker.wait()
+        self.directory.write_state(RunState("failed", "killed", pid))
+
+    def wait(
+        self, timeout: float | None = None, on_record: Callable[[StepRecord], None] | None = None
+    ) -> RunState:
+        """Block until the run ends and return its last state. For scripts; in a notebook watch `tail`.
+
+        `on_record` is called with each step completed since the last `tail`. Raises TimeoutError after
+        `timeout` seconds.
+        """
+        deadline = time.monotonic() + timeout if timeout is not None else float("inf")
+        while True:
+            status = self.status
+            for record in self.tail():
+                if on_record:
+                    on_record(record)
+            if not status.active:
+                return status
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{self.id} is still {status} after {timeout} s")
+            time.sleep(_POLL)
+
+    def resume_from_checkpoint(self) -> None:
+        """Continue a stopped, failed or killed run from its last checkpoint, in the same directory.
+
+        Steps after the checkpoint are cut and done again, bit for bit as they were; a run without a
+        checkpoint begins anew. Returns as soon as the new worker is started, like `start`.
+        """
+        status = self.status
+        if status.active:
+            raise RunError(f"{self.id} is {status}: there is nothing to resume")
+        if status.name == "done":
+            raise RunError(
+                f"{self.id} is done, all its {self.experiment.steps} steps: there is nothing to resume"
+            )
+        deadline = time.monotonic() + _EXIT
+        while status.pid is not None and status.host == socket.gethostname() and _is_worker(status.pid):
+            if time.monotonic() > deadline:
+                raise RunError(f"the worker of {self.id} (process {status.pid}) still exists: kill it first")
+            time.sleep(_POLL)
+        self._launch()
+
+    # how
+
+    def _command(self, command: str) -> None:
+        status = self.status
+        if not status.active:
+            raise RunError(f"cannot {command} {self.id}: it is {status}")
+        self.directory.append_command(command)
+
+    def _launch(self) -> None:
+        self.directory.clear_commands()
+        self.directory.beat()
+        launched = RunState("starting")
+        self.directory.write_state(launched)
+        with (self.path / "worker.log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "labkit.runs.worker", str(self.path)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=worker_environment(self.experiment),
+                start_new_session=True,
+            )
+        _workers[self.path] = _Worker(process, launched)
+
+    def _own_worker(self, state: RunState) -> subprocess.Popen[bytes] | None:
+        """The process behind this state if this client started it: its end shows at once."""
+        worker = _workers.get(self.path)
+        if worker and (state.pid == worker.process.pid or state == worker.launched):
+            return worker.process
+        return None
+
+    def _silence(self, state: RunState) -> str:
+        """Why the worker of an active run is taken for dead; empty while it is not."""
+        worker = self._own_worker(state)
+        gone = state.host == socket.gethostname() and state.pid is not None and not _is_worker(state.pid)
+        if gone or (worker is not None and worker.poll() is not None):
+            return "worker ended without a word"
+        age = self.directory.heartbeat_age()
+        return f"no sign of life from the worker for {age:.0f} s" if age > HEARTBEAT_LIMIT else ""
+
+
+def worker_environment(experiment: Experiment) -> dict[str, str]:
+    """The worker's environment. OpenMP reads its own before torch is imported, so it cannot be set later.
+
+    Waiting OpenMP threads sleep rather than spin: on a shared machine spinning costs more than it saves.
+    What the user has set wins, except the number of threads when the experiment gives one.
+    """
+    environment = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "PYTHONUNBUFFERED": "1", **os.environ}
+    if experiment.threads is not None:
+        environment["OMP_NUM_THREADS"] = str(experiment.threads)
+    return environment
+
+
+def _is_worker(pid: int) -> bool:
+    """Whether the process exists and is a worker, not a stranger that got its number later."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return False
+    try:
+        return b"labkit.runs.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()  # empty for a zombie
+    except OSError:
+        return not Path("/proc/self").exists()  # no /proc on this system: the process exists, that must do

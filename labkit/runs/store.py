@@ -1,0 +1,285 @@
+"""RunDirectory: the files of a run, and the only code that reads or writes them.
+
+    <root>/<id>/experiment.yaml    the Experiment, as it was started
+                state.json         where the run stands (RunState)
+                metrics.jsonl      one StepRecord a line, appended as steps complete
+                rollouts.jsonl     {"step": n, "samples": [...]} for the rollouts that were kept
+                events.jsonl       what the worker did besides steps: started, paused, checkpoint, ...
+                commands.jsonl     what clients asked for: pause, resume, stop
+                heartbeat          touched by the worker every second
+                worker.log         the worker's stdout and stderr
+                checkpoints/step-00010/
+
+The default root is ./runs, or the folder named by LABKIT_RUNS. Any number of clients may read while one
+worker writes: files are only appended to by whole lines, or replaced in one piece. A line without its
+newline is still being written (or was cut short by a crash) and is not read. When the disk is full an
+append is taken back whole, and state.json, which always fills one 4 KiB block, is overwritten in place.
+"""
+
+import contextlib
+import difflib
+import json
+import os
+import re
+import shutil
+import socket
+import tempfile
+import time
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from labkit.config import Experiment
+from labkit.runs.jsonl import append_line, complete_lines, dump_json, load_object, replace_lines
+from labkit.runs.record import StepRecord
+
+StateName = Literal["idle", "starting", "running", "paused", "stopping", "done", "stopped", "failed"]
+ACTIVE: frozenset[StateName] = frozenset({"starting", "running", "paused", "stopping"})
+_STATE_BYTES = 4096
+
+
+class RunError(ValueError):
+    """A run that is not there, cannot be read, or is not in the state a command needs."""
+
+
+@dataclass(frozen=True)
+class RunState:
+    """Where a run stands: idle → starting → running ⇄ paused → stopping → done | stopped | failed(reason)."""
+
+    name: StateName
+    reason: str = ""
+    pid: int | None = None
+    host: str = field(default_factory=socket.gethostname)
+    updated: float = field(default_factory=time.time)
+
+    @property
+    def active(self) -> bool:
+        return self.name in ACTIVE
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.reason})" if self.reason else self.name
+
+
+def runs_root(root: str | Path | None = None) -> Path:
+    return Path(root or os.environ.get("LABKIT_RUNS") or "runs")
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    path: Path
+
+    @classmethod
+    def create(cls, experiment: Experiment, root: str | Path | None = None) -> "RunDirectory":
+        """A new directory under a readable, unused id. It appears complete or not at all."""
+        parent = runs_root(root)
+        parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=".new-", dir=parent))
+        try:
+            draft.chmod(0o755)
+            (draft / "checkpoints").mkdir()
+            (draft / "experiment.yaml").write_text(experiment.to_yaml(), encoding="utf-8")
+            cls(draft).write_state(RunState("idle"))
+            path = _rename_to_unused(draft, parent, _readable_id(experiment.name))
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+        return cls(path.absolute())
+
+    @classmethod
+    def find(cls, run: str | Path, root: str | Path | None = None) -> "RunDirectory":
+        """A run by its path, its id, or the beginning of its id if only one run begins so."""
+        if (Path(run) / "experiment.yaml").is_file():
+            return cls(Path(run).absolute())
+        ids = [directory.id for directory in list_directories(root)]
+        matches = [run_id for run_id in ids if run_id.startswith(str(run))] if str(run) else []
+        if len(matches) == 1 or str(run) in matches:
+            return cls((runs_root(root) / (matches[0] if len(matches) == 1 else str(run))).absolute())
+        if matches:
+            raise RunError(f"{run!s} is the beginning of {len(matches)} runs: {_some(matches)}")
+        near = difflib.get_close_matches(str(run), ids, n=3, cutoff=0.4)
+        hint = (
+            f"did you mean {_some(near)}?"
+            if near
+            else f"the latest are {_some(ids)}"
+            if ids
+            else "it is empty"
+        )
+        raise RunError(f"no run {str(run)!r} in {runs_root(root)}: {hint}")
+
+    @property
+    def id(self) -> str:
+        return self.path.name
+
+    @property
+    def experiment(self) -> Experiment:
+        return Experiment.from_yaml(self.path / "experiment.yaml")
+
+    # state and heartbeat
+
+    def write_state(self, state: RunState) -> None:
+        text = json.dumps(asdict(state)).ljust(_STATE_BYTES - 1) + "\n"
+        if len(text) > _STATE_BYTES:
+            return self.write_state(replace(state, reason=state.reason[:500] + "…"))
+        target = self.path / "state.json"
+        draft = target.with_suffix(f".{os.getpid()}")
+        try:
+            draft.write_text(text, encoding="ascii")
+            draft.replace(target)
+        except OSError:
+            with contextlib.suppress(OSError):
+                draft.unlink(missing_ok=True)
+            with target.open("r+", encoding="ascii") as file:  # no space for a second block: reuse the first
+                file.write(text)
+
+    def read_state(self) -> RunState:
+        """The state as it was last written, whether or not its writer still lives."""
+        try:
+            return RunState(**json.loads((self.path / "state.json").read_bytes()))
+        except FileNotFoundError:
+            return RunState("failed", reason="state.json is missing", host="", updated=0.0)
+        except (ValueError, TypeError) as error:
+            return RunState("failed", reason=f"state.json cannot be read: {error}", host="", updated=0.0)
+
+    def beat(self) -> None:
+        (self.path / "heartbeat").touch()
+
+    def heartbeat_age(self) -> float:
+        """Seconds since the worker last showed that it lives; infinite if it never did."""
+        try:
+            return time.time() - (self.path / "heartbeat").stat().st_mtime
+        except FileNotFoundError:
+            return float("inf")
+
+    # what the worker appends
+
+    def append_record(self, record: StepRecord) -> None:
+        if record.samples:
+            line = {"step": record.step, "samples": list(record.samples)}
+            append_line(self.path / "rollouts.jsonl", dump_json(line))
+        append_line(self.path / "metrics.jsonl", record.to_json())
+
+    def append_event(self, event: str, **detail: Any) -> None:
+        append_line(self.path / "events.jsonl", dump_json({"time": time.time(), "event": event, **detail}))
+
+    def append_command(self, command: str) -> None:
+        append_line(self.path / "commands.jsonl", dump_json({"time": time.time(), "command": command}))
+
+    def clear_commands(self) -> None:
+        (self.path / "commands.jsonl").unlink(missing_ok=True)
+
+    def cut_records(self, last: int) -> None:
+        """Keep the records and rollouts up to step `last` (-1: none); a line that was cut short goes too."""
+        metrics, rollouts = self.path / "metrics.jsonl", self.path / "rollouts.jsonl"
+        kept = [line for _, line in complete_lines(metrics) if load_object(line)["step"] <= last]
+        if len(kept) != last + 1:
+            raise RunError(
+                f"{metrics} has {len(kept)} steps up to step {last}, not {last + 1}: it was changed by hand"
+            )
+        replace_lines(metrics, kept)
+        replace_lines(rollouts, [line for _, line in complete_lines(rollouts) if _step(line) <= last])
+
+    # what clients read
+
+    def records(self, since: int = 0) -> list[StepRecord]:
+        """The completed steps from step `since` on."""
+        return [record for record in Tail(self.path / "metrics.jsonl").read() if record.step >= since]
+
+    def samples(self, step: int | None = None) -> list[dict[str, Any]]:
+        """The rollouts that were kept of a step (of the latest step that kept any, for None)."""
+        found = b""
+        for _, line in complete_lines(self.path / "rollouts.jsonl"):
+            if step is None or _step(line) == step:
+                found = line
+        return load_object(found)["samples"] if found else []
+
+    def events(self) -> list[dict[str, Any]]:
+        return [load_object(line) for _, line in complete_lines(self.path / "events.jsonl")]
+
+    def commands(self, offset: int = 0) -> tuple[list[str], int]:
+        """The commands written since byte `offset`, and the offset to go on from."""
+        path = self.path / "commands.jsonl"
+        if not path.exists() or path.stat().st_size <= offset:
+            return [], offset
+        commands = []
+        for end, line in complete_lines(path, offset):
+            offset = end
+            with contextlib.suppress(ValueError):  # a line no client of ours wrote must not stop a run
+                commands.append(str(load_object(line).get("command")))
+        return commands, offset
+
+    def log(self, lines: int | None = None) -> str:
+        """The worker's output: all of it, or its last `lines` lines."""
+        try:
+            text = (self.path / "worker.log").read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return ""
+        return text if lines is None else "\n".join(text.rstrip().splitlines()[-lines:])
+
+
+class Tail:
+    """Reads metrics.jsonl from where it last stopped, so that watching a long run stays cheap."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self._lines = 0
+        self._inode = -1
+
+    def read(self) -> list[StepRecord]:
+        """The records that are new since the last call.
+
+        A step number not above one already returned means that the run was resumed from a checkpoint:
+        records from that step on are taken back and follow anew.
+        """
+        try:
+            inode = self._path.stat().st_ino
+        except FileNotFoundError:
+            return []
+        if inode != self._inode:  # replaced when a resume cut it
+            self._inode, self._offset, self._lines = inode, 0, 0
+        records = []
+        for end, line in complete_lines(self._path, self._offset):
+            try:
+                records.append(StepRecord.from_json(line))
+            except ValueError as error:
+                raise RunError(f"{self._path}, line {self._lines + 1}: {error}") from None
+            self._offset, self._lines = end, self._lines + 1
+        return records
+
+
+def list_directories(root: str | Path | None = None) -> list[RunDirectory]:
+    """All runs under the root, the newest first."""
+    parent = runs_root(root)
+    if not parent.is_dir():
+        return []
+    paths = [path for path in parent.iterdir() if not path.name.startswith(".")]
+    found = [(path / "experiment.yaml", path) for path in paths if (path / "experiment.yaml").is_file()]
+    found.sort(key=lambda pair: (pair[0].stat().st_mtime_ns, pair[1].name), reverse=True)
+    return [RunDirectory(path.absolute()) for _, path in found]
+
+
+def _step(line: bytes) -> int:
+    """The step of a line of rollouts.jsonl, without parsing its long remainder."""
+    match = re.match(rb'\{"step": (\d+),', line)
+    return int(match.group(1)) if match else -1
+
+
+def _readable_id(name: str) -> str:
+    slug = re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.")[:60] or "run"
+    return f"{slug}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def _rename_to_unused(draft: Path, parent: Path, run_id: str) -> Path:
+    attempt = 1
+    while True:
+        path = parent / (run_id if attempt == 1 else f"{run_id}-{attempt}")
+        try:
+            return draft.rename(path)  # refused if the name is taken: a run directory is never empty
+        except OSError:
+            if not path.exists():
+                raise
+        attempt += 1
+
+
+def _some(ids: list[str]) -> str:
+    return ", ".join(ids[:4]) + (", …" if len(ids) > 4 else "")

@@ -1,0 +1,208 @@
+"""The worker process (`python -m labkit.runs.worker DIRECTORY`): carries an Experiment out in its directory.
+
+It takes its commands from commands.jsonl between micro-steps (one `stat`, so polling costs nothing) and
+every 50 ms while paused, and answers in events.jsonl. SIGTERM (what a cluster sends before it takes a
+node back) is a stop.
+
+    pause    wait at the next micro-step        resume   go on
+    stop     drop the unfinished step (or complete it, once its update began), write a checkpoint, end
+
+Whatever ends the run is written to state.json: done, stopped, or failed with the reason (the traceback is
+in worker.log). A full disk is such a reason: what was recorded before it stays readable.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from labkit.config import Experiment
+from labkit.runs.store import RunDirectory, RunState, StateName
+
+if TYPE_CHECKING:
+    from labkit.rl.loop import Loop
+
+_PAUSE_POLL = 0.05
+_HEARTBEAT = 1.0
+
+
+class StopRequested(Exception):
+    """Raised between micro-steps when the run was asked to stop: the unfinished step counts for nothing."""
+
+
+class Commands:
+    """What clients ask of this worker; `poll` is the hook that the loop calls between micro-steps."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self._directory = directory
+        self._offset = 0
+        self._paused = False
+        self.terminated = False
+        self.stopping = False
+        self.may_stop: Callable[[], bool] = lambda: True
+
+    def poll(self) -> None:
+        """Act on new commands: returns at once or after a pause, or raises StopRequested."""
+        self._take()
+        while self._paused and not self.stopping:
+            time.sleep(_PAUSE_POLL)
+            self._take()
+        if self.stopping and self.may_stop():
+            raise StopRequested
+
+    def _take(self) -> None:
+        if self.terminated:
+            self._stop("SIGTERM")
+        commands, self._offset = self._directory.commands(self._offset)
+        for command in commands:
+            if command == "stop":
+                self._stop("stop")
+            elif command == "pause" and not self._paused:
+                self._pause(True, "paused")
+            elif command == "resume" and self._paused:
+                self._pause(False, "running")
+            else:
+                self._directory.append_event("ignored", command=command)
+
+    def _pause(self, paused: bool, state: StateName) -> None:
+        self._paused = paused
+        self._directory.write_state(RunState(state, pid=os.getpid()))
+        self._directory.append_event(state, command="pause" if paused else "resume")
+
+    def _stop(self, command: str) -> None:
+        if not self.stopping:
+            self.stopping = True
+            self._directory.write_state(RunState("stopping", pid=os.getpid()))
+            self._directory.append_event("stopping", command=command)
+
+
+class Boundary:
+    """The loop's state after a completed step.
+
+    Its tensors are the trainer's own, not copies: they hold that state until the trainer's first update of
+    the next step. Up to there a stop can drop the unfinished step; after it a stop waits for its end.
+    """
+
+    def __init__(self, loop: "Loop", step: int) -> None:
+        self.step = step
+        self.state = loop.state_dict()
+        self._loop = loop
+
+    def intact(self) -> bool:
+        return self._loop.state_dict()["trainer"]["updates"] == self.state["trainer"]["updates"]
+
+
+class Worker:
+    """One life of a run: from the start or the last checkpoint to its end or the next stop."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self.directory = directory
+        self.commands = Commands(directory)
+        self._boundary: Boundary | None = None
+        self._saved = -1  # the last step of which there is a checkpoint
+
+    def carry_out(self) -> None:
+        """Run to the end or to a stop; every outcome is left in state.json."""
+        self._state("starting")
+        try:
+            outcome: StateName = "done"
+            try:
+                self._run(self.directory.experiment)
+            except StopRequested:
+                outcome = "stopped"
+            self._checkpoint()
+            self._end(outcome)
+        except Exception as error:
+            traceback.print_exc()
+            self._end("failed", reason(error))
+            raise SystemExit(1) from None
+
+    def _run(self, experiment: Experiment) -> None:
+        from labkit.rl.loop import Loop
+
+        every = experiment.checkpoint_every or experiment.steps
+        loop = Loop(experiment, on_microstep=self.commands.poll)
+        self._resume(loop)
+        self._state("running")
+        for record in loop.steps():
+            self.directory.append_record(record)
+            self._pass(Boundary(loop, record.step))
+            if record.step and record.step % every == 0:
+                self._checkpoint()
+
+    def _resume(self, loop: "Loop") -> None:
+        """Bring the loop to where the last checkpoint, if any, left it, and cut the records to match."""
+        from labkit.runs import checkpoint
+
+        latest = checkpoint.latest(self.directory)
+        if latest:
+            self._saved, loop_state = checkpoint.load(latest)
+            loop.load_state_dict(loop_state)
+        self.directory.cut_records(self._saved)
+        self.directory.append_event("resumed" if latest else "started", step=self._saved + 1)
+        self._pass(Boundary(loop, self._saved))
+
+    def _pass(self, boundary: Boundary) -> None:
+        self._boundary = boundary
+        self.commands.may_stop = boundary.intact
+
+    def _checkpoint(self) -> None:
+        from labkit.runs import checkpoint
+
+        if self._boundary and self._boundary.step > self._saved:
+            path = checkpoint.save(self.directory, self._boundary.step, self._boundary.state)
+            self._saved = self._boundary.step
+            self.directory.append_event("checkpoint", path=path.name)
+
+    def _state(self, name: StateName, why: str = "") -> None:
+        self.directory.write_state(RunState(name, why, pid=os.getpid()))
+
+    def _end(self, name: StateName, why: str = "") -> None:
+        self._state(name, why)
+        with contextlib.suppress(OSError):  # on a full disk the state is what must get through
+            self.directory.append_event(name, **({"reason": why} if why else {}))
+
+
+def reason(error: Exception) -> str:
+    """One line for people: their mistakes in the error's own words, other errors with their kind."""
+    text = " ".join(str(error).split())
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    if isinstance(error, ValueError) and text:
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def keep_heap() -> None:
+    """Have glibc keep freed blocks: giving each large one back costs page faults at every step."""
+    with contextlib.suppress(OSError, AttributeError):
+        libc: Any = ctypes.CDLL(None)
+        libc.mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
+        libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
+
+
+def _beat(directory: RunDirectory) -> None:
+    while True:
+        with contextlib.suppress(OSError):
+            directory.beat()
+        time.sleep(_HEARTBEAT)
+
+
+def main(path: str) -> None:
+    directory = RunDirectory(Path(path))
+    worker = Worker(directory)
+    signal.signal(signal.SIGTERM, lambda *_: setattr(worker.commands, "terminated", True))
+    threading.Thread(target=_beat, args=(directory,), daemon=True).start()
+    keep_heap()
+    worker.carry_out()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

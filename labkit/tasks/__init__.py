@@ -1,0 +1,51 @@
+"""Tasks by name: arithmetic, sums, reasoning-gym:NAME, dataset:PATH_OR_HUB_NAME.
+
+Each has an options class, a small group of settings; unknown options are refused with a suggestion.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from labkit.config.errors import ConfigError, did_you_mean
+from labkit.config.experiment import TASK_FORMS
+from labkit.tasks.arithmetic import Arithmetic, ArithmeticOptions
+from labkit.tasks.dataset import DatasetOptions, DatasetTask
+from labkit.tasks.reasoning_gym import ReasoningGym, ReasoningGymOptions
+from labkit.tasks.sums import Sums, SumsOptions
+from labkit.tasks.task import Problem, Task, TaskError, is_heldout
+
+__all__ = [
+    "Arithmetic",
+    "DatasetTask",
+    "Problem",
+    "ReasoningGym",
+    "Sums",
+    "Task",
+    "TaskError",
+    "is_heldout",
+    "load_task",
+]
+
+
+def load_task(name: str, options: Mapping[str, Any] | None = None) -> Task:
+    """Raises ConfigError for unknown names and options, TaskError for data that can't be used."""
+    try:
+        task = _make(name, options or {})
+    except ConfigError as error:
+        raise error.under("task_options") from None
+    if task is None:
+        raise ConfigError(f"task: no task {name!r}; {did_you_mean(name, TASK_FORMS.split(', '))}")
+    return task
+
+
+def _make(name: str, given: Mapping[str, Any]) -> Task | None:
+    match name.partition(":"):
+        case ("arithmetic", "", _):
+            return Arithmetic(ArithmeticOptions(**given))
+        case ("sums", "", _):
+            return Sums(SumsOptions(**given))
+        case ("reasoning-gym", ":", dataset) if dataset:
+            return ReasoningGym(dataset, ReasoningGymOptions(**given))
+        case ("dataset", ":", source) if source:
+            return DatasetTask(source, DatasetOptions(**given))
+    return None

@@ -1,0 +1,134 @@
+"""The embedded trainer: one torch model on the CPU, its FP8 emulated bit for bit.
+
+p (scoring), c (update) and the calibration pass all run through `_forward`, so they share weights, quantised
+operands, kernels and micro-batches. With the engine's own attention kernel ("math") and a Recipe that treats
+rollout and training alike, p equals g exactly.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labkit.config import Experiment
+from labkit.fp8 import AmaxObserver, KVScales, LinearFormat, native
+from labkit.models.attention import ObservedAttention
+from labkit.models.decoder import Decoder
+from labkit.models.logprobs import token_logprobs
+from labkit.models.policy import Policy
+from labkit.models.rollouts import Rollouts
+from labkit.training import micro_batch
+from labkit.training.master_weights import MasterWeights
+from labkit.training.trainer import LossFn, Rows, Update
+
+
+def _nothing() -> None:
+    pass
+
+
+class LocalTrainer:
+    def __init__(
+        self, policy: Policy, experiment: Experiment, on_microstep: Callable[[], None] = _nothing
+    ) -> None:
+        self.experiment, self.on_microstep = experiment, on_microstep
+        self.num_layers = policy.config.num_layers
+        self.model = self._build(policy)
+        updates = experiment.steps * experiment.grpo.minibatches
+        self.master = MasterWeights(self.model, experiment.grpo, updates)
+        self.reference = self._build(policy).requires_grad_(False) if experiment.grpo.kl_coef > 0 else None
+
+    def _build(self, policy: Policy) -> Decoder:
+        recipe = self.experiment.recipe
+        model = Decoder(policy.config)
+        model.load_weights(policy.weights)
+        train_format = LinearFormat.from_recipe(recipe, side="train")
+        for layer, _, linear in model.linears():
+            linear.precision = train_format if recipe.covers(layer, self.num_layers) else LinearFormat.off()
+        return model
+
+    # ---- log-probabilities
+
+    def logprobs(self, rollouts: Rollouts, micro_batches: Sequence[Rows]) -> tuple[Tensor, Tensor]:
+        return self._score(self.model, rollouts, micro_batches)
+
+    def reference_logprobs(self, rollouts: Rollouts, micro_batches: Sequence[Rows]) -> Tensor:
+        assert self.reference is not None, "no reference policy: kl_coef is 0"
+        return self._score(self.reference, rollouts, micro_batches)[0]
+
+    @torch.no_grad()
+    def _score(
+        self, model: Decoder, rollouts: Rollouts, micro_batches: Sequence[Rows]
+    ) -> tuple[Tensor, Tensor]:
+        logprobs_BR = torch.zeros_like(rollouts.logprobs_BR)
+        entropy_BR = torch.zeros_like(rollouts.logprobs_BR)
+        for rows in micro_batches:
+            logprobs_BR[rows], entropy_BR[rows] = self._forward(model, rollouts, rows)
+            self.on_microstep()
+        return logprobs_BR, entropy_BR
+
+    def _forward(self, model: Decoder, rollouts: Rollouts, rows: Rows) -> tuple[Tensor, Tensor]:
+        batch = self._micro_batch(rollouts, rows)
+        hidden_ND = model(batch.tokens, batch.positions, batch.attention).flatten(0, 1)
+        logits_nV = model.logits(hidden_ND[batch.predicting_n])
+        logprobs_n, entropy_n = token_logprobs(logits_nV, batch.targets_n, self.experiment.sampling)
+        return batch.scatter(logprobs_n), batch.scatter(entropy_n)
+
+    def _micro_batch(self, rollouts: Rollouts, rows: Rows, whole: bool = False) -> micro_batch.MicroBatch:
+        return micro_batch.build(
+            rollouts, rows,
+            packing=self.experiment.grpo.packing, kernel=self.experiment.trainer_attention, whole=whole,
+        )  # fmt: skip
+
+    # ---- update
+
+    def update(self, rollouts: Rollouts, micro_batches: Sequence[Rows], loss: LossFn) -> Update:
+        for rows in micro_batches:
+            current_bR, _ = self._forward(self.model, rollouts, rows)
+            loss(rows, current_bR).backward()
+            self.master.accumulate()
+            self.on_microstep()
+        learning_rate = self.master.learning_rate()
+        if not micro_batches:
+            self.master.skip()
+            return Update(learning_rate, 0.0, skipped="no sequence of this mini-batch carries a gradient")
+        if culprit := self.master.non_finite():
+            self.master.skip()
+            return Update(learning_rate, float("nan"), skipped=f"the gradient of {culprit} is not finite")
+        return Update(learning_rate, self.master.step())
+
+    # ---- recalibration and refit
+
+    @torch.no_grad()
+    def calibrate(self, rollouts: Rollouts, micro_batches: Sequence[Rows], version: int) -> KVScales:
+        observer = AmaxObserver()
+        for rows in micro_batches:
+            batch = self._micro_batch(rollouts, rows, whole=True)
+            self.model(batch.tokens, batch.positions, ObservedAttention(batch.attention, observer))
+            observer.end_microbatch()
+            self.on_microstep()
+        recipe = self.experiment.recipe
+        return observer.scales(
+            version, recipe.scaling.kv_format, recipe.recalibration.percentile, recipe.recalibration.margin
+        )
+
+    def weights(self) -> dict[str, Tensor]:
+        return self.model.weights()
+
+    def active(self) -> dict[str, dict[str, str]]:
+        linears = list(self.model.linears())
+        kernel = "C quantiser" if native.available()[0] else "torch quantiser"
+        report = {}
+        for gemm in ("fprop", "dgrad", "wgrad"):
+            num_fp8 = sum(getattr(linear.precision, gemm) for _, _, linear in linears)
+            detail = f"{num_fp8} of {len(linears)} layers, {self.experiment.recipe.scaling.short_str()}, {kernel}"
+            report[f"train.{gemm}"] = (
+                {"state": "emulated", "detail": detail} if num_fp8 else {"state": "bf16", "detail": ""}
+            )
+        return report
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.master.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.master.load_state_dict(state)

@@ -1,0 +1,58 @@
+"""The trainer's input for a few sequences: which tokens go in, how they attend, which outputs predict responses.
+
+Input columns are 0 .. P + len - 2 of each sequence (the last token predicts nothing). The hidden state at column
+P - 1 + t predicts response token t. Packed, only real tokens are computed: [1, N]; padded, all: [b, T].
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from labkit.models.attention import PackedAttention, PaddedAttention
+from labkit.models.decoder import Attention
+from labkit.models.rollouts import Rollouts
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    tokens: Tensor  # [1, N] or [b, T]
+    positions: Tensor  # same shape
+    attention: Attention
+    predicting_n: Tensor  # index into the flattened positions: those that predict a response token
+    targets_n: Tensor  # the response tokens
+    place_n: tuple[Tensor, Tensor]  # (row in the micro-batch, response column) of each
+    shape: tuple[int, int]  # (b, R)
+
+    def scatter(self, values_n: Tensor) -> Tensor:
+        """Per-token values back into [b, R], 0 elsewhere."""
+        return values_n.new_zeros(self.shape).index_put(self.place_n, values_n)
+
+
+def build(rollouts: Rollouts, rows: Tensor, *, packing: bool, kernel: str, whole: bool = False) -> MicroBatch:
+    """`whole` feeds the last token too: calibration wants every key and value a rollout can hold."""
+    P, R = rollouts.prompt_width, rollouts.logprobs_BR.shape[1]
+    lengths_b, starts_b = rollouts.lengths_B[rows], rollouts.starts_B[rows]
+    T = P + int(lengths_b.max()) - (0 if whole else 1)
+    columns_T = torch.arange(T)
+    end_b1 = (P + lengths_b - (0 if whole else 1))[:, None]
+    real_bT = (columns_T >= starts_b[:, None]) & (columns_T < end_b1)
+    tokens_bT = rollouts.tokens_BT[rows, :T]
+    positions_bT = (columns_T - starts_b[:, None]).clamp(min=0)
+    predicts_bT = real_bT & (columns_T >= P - 1) & (columns_T < (P + lengths_b - 1)[:, None])
+
+    if packing:
+        row_N, column_N = real_bT.nonzero(as_tuple=True)
+        attention: Attention = PackedAttention(row_N, column_N, starts_b, T, kernel)
+        tokens, positions = tokens_bT[real_bT][None], positions_bT[real_bT][None]
+        predicting_n = predicts_bT[real_bT].nonzero()[:, 0]
+    else:
+        attention = PaddedAttention(starts_b, T, kernel)
+        tokens, positions = tokens_bT, positions_bT
+        predicting_n = predicts_bT.flatten().nonzero()[:, 0]
+
+    row_n, column_n = predicts_bT.nonzero(as_tuple=True)
+    targets_n = rollouts.tokens_BT[rows][row_n, column_n + 1]
+    return MicroBatch(
+        tokens, positions, attention, predicting_n, targets_n, (row_n, column_n - (P - 1)), (len(rows), R)
+    )

@@ -1,0 +1,163 @@
+"""The whole loop on the shipped tiny policy, a few steps each."""
+
+import math
+
+import pytest
+
+from labkit.config import ConfigError, Experiment, preset
+from labkit.rl.loop import Loop
+from labkit.runs.record import StepRecord
+
+SMALL = {
+    "grpo.prompts_per_step": 4,
+    "grpo.group_size": 4,
+    "eval_prompts": 8,
+    "keep_rollouts": 2,
+    "sampling.max_new_tokens": 40,
+}
+TIMES = {"time", "elapsed", "timings"}
+
+
+def experiment(recipe: str, steps: int = 2, **changes) -> Experiment:
+    return preset(recipe, steps=steps, eval_every=steps, **{**SMALL, **changes})
+
+
+def run(recipe: str, steps: int = 2, **changes) -> list[StepRecord]:
+    return list(Loop(experiment(recipe, steps, **changes)).steps())
+
+
+def without_times(record: StepRecord) -> dict:
+    return {key: value for key, value in vars(record).items() if key not in TIMES}
+
+
+@pytest.mark.parametrize("recipe", ["bf16", "fp8-e2e", "fp8-e2e-e5m2-grads", "fp8-e2e-row"])
+def test_a_recipe_that_treats_both_sides_alike_has_exactly_no_mismatch(recipe: str) -> None:
+    for record in run(recipe, steps=3)[1:]:
+        assert record.metrics["token_mult_prob_error"] == 1.0
+        assert record.metrics["gen_kl_error"] == 0.0
+        assert record.metrics["tokens_differing"] == 0.0
+        assert record.metrics["ess"] == 1.0
+
+
+@pytest.mark.parametrize("recipe", ["fp8-rollout", "fp8-rollout-kv", "fp8-e2e-kv"])
+def test_fp8_on_the_rollout_side_alone_shows_as_mismatch(recipe: str) -> None:
+    for record in run(recipe)[1:]:
+        assert 1.0 < record.metrics["token_mult_prob_error"] < 1.2
+        assert record.metrics["tokens_differing"] > 0.5
+
+
+def test_unit_scales_are_recorded_and_a_clipping_scale_hurts() -> None:
+    unit = run("fp8-rollout-kv-unit")
+    assert unit[1].kv_scales == {"q": [1.0] * 4, "k": [1.0] * 4, "v": [1.0] * 4}
+    calibrated = run("fp8-rollout-kv")[1].metrics["gen_kl_error"]
+    clipped = run("fp8-rollout-kv", **{"recipe.recalibration.margin": 0.3})[1].metrics["gen_kl_error"]
+    assert clipped > 10 * calibrated
+
+
+def test_the_records_tell_the_whole_step() -> None:
+    start, *steps = run("fp8-e2e-kv")
+    assert start.step == 0
+    assert set(start.metrics) == {"heldout_accuracy"}
+    assert steps[-1].metrics["heldout_accuracy"] is not None
+    record = steps[0]
+    for phase in ("generate", "reward", "logprobs", "update", "recalibrate", "refit", "verify"):
+        assert record.timings[phase] > 0, phase
+    assert record.tokens["generated"] == record.metrics["num_tokens"]
+    assert record.tokens["padded"] >= record.tokens["trained"] > 0
+    assert {name: component["state"] for name, component in record.active.items()} == {
+        name: "emulated"
+        for name in (
+            "rollout.linears", "rollout.kv_cache", "rollout.attention", "train.fprop", "train.dgrad", "train.wgrad",
+        )
+    }  # fmt: skip
+    (sample, _) = record.samples
+    assert len(sample["g"]) == len(sample["p"]) == len(sample["tokens"])
+    assert sample["prompt"].endswith("=")
+    for name, value in record.metrics.items():
+        assert value is None or not math.isnan(value), name
+
+
+@pytest.mark.parametrize(
+    ("policy", "versions"),
+    [
+        ({"policy": "every-step"}, [0, 1, 2, 3]),
+        ({"policy": "every-k-steps", "every": 2}, [0, 0, 2, 2]),
+        ({"policy": "first-step"}, [0, 1, 1, 1]),
+        ({"policy": "unit"}, [0, 0, 0, 0]),
+        ({"policy": "engine"}, [0, 1, 2, 3]),
+    ],
+)
+def test_scales_are_as_old_as_the_policy_says(policy: dict, versions: list[int]) -> None:
+    changes = {f"recipe.recalibration.{key}": value for key, value in policy.items()}
+    records = run("fp8-rollout-kv", steps=4, **changes)[1:]
+    assert [record.engine["scale_version"] for record in records] == versions
+    assert [record.engine["weight_version"] for record in records] == [0, 1, 2, 3]
+    distinct = {tuple(record.kv_scales["k"]) for record in records if record.kv_scales}
+    assert len(distinct) == len(set(versions))
+
+
+def test_resuming_a_loop_reproduces_it_bit_for_bit() -> None:
+    exp = experiment("fp8-e2e-kv", steps=4, **{"grpo.minibatches": 2})
+    whole = list(Loop(exp).steps())
+    first = Loop(exp)
+    stream = first.steps()
+    for _ in range(3):
+        next(stream)
+    second = Loop(exp)
+    second.load_state_dict(first.state_dict())
+    rest = list(second.steps())
+    assert [record.step for record in rest] == [3, 4]
+    assert [without_times(r) for r in rest] == [without_times(r) for r in whole[3:]]
+
+
+def test_a_fully_rejected_batch_updates_nothing_and_goes_on() -> None:
+    changes = {
+        "recipe.correction": {"name": "geometric-mask", "low": 1.0, "high": 1.0},
+        "recipe.keep_bf16.lm_head": False,
+        "grpo.prompts_per_step": 8,
+    }
+    records = run("fp8-rollout", steps=2, **changes)[1:]
+    for record in records:
+        assert record.metrics["kept_share"] == 0.0
+        assert record.metrics["ess"] == 0.0
+        assert record.metrics["grad_norm"] is None
+        assert record.events == ["update skipped: every sequence was rejected by geometric-mask 1-1"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"grpo.kl_coef": 0.05},
+        {"grpo.minibatches": 4},
+        {"grpo.loss_level": "sequence", "grpo.baseline": "leave-one-out"},
+        {"grpo.packing": False, "grpo.dual_clip": 3.0},
+        {"sampling.top_p": 0.9, "sampling.temperature": 0.8},
+        {"recipe.scaling.scale": "fp32"},
+        {"recipe.scaling.granularity": "mx"},
+    ],
+    ids=lambda changes: ",".join(changes),
+)
+def test_variants_of_the_step_run_and_stay_finite(changes: dict) -> None:
+    record = run("fp8-e2e", steps=1, **changes)[1]
+    assert math.isfinite(record.metrics["loss"])
+    assert record.metrics["sampling_importance_ratio"] == pytest.approx(1.0, abs=0.02)
+    assert record.metrics["probs_ratio_min"] is not None
+
+
+def test_several_updates_leave_the_first_on_policy_and_the_next_off() -> None:
+    record = run("bf16", steps=1, **{"grpo.minibatches": 4, "grpo.lr": 1e-3, "grpo.warmup_steps": 0})[1]
+    assert record.metrics["probs_ratio_min"] < 1.0 < record.metrics["probs_ratio_max"]
+
+
+def test_the_policy_learns() -> None:
+    """Thirty small steps lift the rollout accuracy well above the start."""
+    records = run("fp8-e2e", steps=24, **{"grpo.prompts_per_step": 8, "grpo.group_size": 8, "grpo.lr": 4e-4})[1:]
+    accuracy = [record.metrics["accuracy"] for record in records]
+    assert sum(accuracy[-5:]) / 5 > sum(accuracy[:3]) / 3 + 0.2
+
+
+def test_mistakes_are_named_before_anything_runs() -> None:
+    with pytest.raises(ConfigError, match="no such setting"):
+        Loop(experiment("bf16", task_options={"operators": 3}))
+    with pytest.raises(ValueError, match="there is no model"):
+        Loop(experiment("bf16", model="no/such/folder", task="arithmetic"))

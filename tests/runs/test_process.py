@@ -1,0 +1,106 @@
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from labkit.config import Experiment
+from labkit.runs.process import HEARTBEAT_LIMIT, Run, worker_environment
+from labkit.runs.store import RunDirectory, RunError, RunState
+
+
+@pytest.fixture
+def run(small: Experiment, tmp_path: Path) -> Run:
+    return Run(RunDirectory.create(small, tmp_path))
+
+
+def dead_pid() -> int:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def test_a_run_whose_process_is_gone_has_failed_with_its_last_words(run: Run) -> None:
+    run.directory.beat()
+    run.directory.write_state(RunState("running", pid=dead_pid()))
+    (run.path / "worker.log").write_text("first\nlast words\n")
+    assert str(run.status) == "failed (worker ended without a word: last words)"
+    assert not run.alive
+
+
+def test_a_stranger_with_the_number_of_the_worker_is_not_the_worker(run: Run) -> None:
+    run.directory.beat()
+    run.directory.write_state(RunState("running", pid=os.getpid()))
+    assert run.state == "failed"
+    run.kill()  # must not kill the process that runs this test
+    assert run.status.reason == "killed"
+
+
+def test_a_run_on_another_node_lives_by_its_heartbeat(run: Run) -> None:
+    run.directory.beat()
+    run.directory.write_state(RunState("running", pid=1, host="elsewhere"))
+    assert run.alive
+    run.pause()
+    assert run.directory.commands()[0] == ["pause"]
+    with pytest.raises(RunError, match="elsewhere"):
+        run.kill()
+    old = time.time() - HEARTBEAT_LIMIT - 2
+    os.utime(run.path / "heartbeat", (old, old))
+    assert run.state == "failed"
+    assert "no sign of life" in run.status.reason
+
+
+def test_commands_to_a_run_that_is_not_active_are_refused(run: Run) -> None:
+    for command in (run.pause, run.resume, run.stop):
+        with pytest.raises(RunError, match="it is idle"):
+            command()
+    run.kill()  # nothing to kill: no error
+    assert run.state == "idle"
+
+
+def test_a_finished_run_is_not_resumed(run: Run) -> None:
+    run.directory.write_state(RunState("done"))
+    with pytest.raises(RunError, match="is done"):
+        run.resume_from_checkpoint()
+
+
+def test_waiting_for_a_finished_run_returns_its_records(run: Run, record) -> None:
+    run.directory.append_record(record(0))
+    run.directory.write_state(RunState("stopped"))
+    seen = []
+    assert run.wait(timeout=0, on_record=seen.append).name == "stopped"
+    assert [one.step for one in seen] == [0]
+
+
+def test_waiting_is_limited(run: Run) -> None:
+    run.directory.beat()
+    run.directory.write_state(RunState("running", host="elsewhere"))
+    with pytest.raises(TimeoutError, match="still running"):
+        run.wait(timeout=0.2)
+
+
+def test_a_directory_with_missing_files_still_opens(run: Run) -> None:
+    for name in ("state.json", "checkpoints"):
+        path = run.path / name
+        path.rmdir() if path.is_dir() else path.unlink()
+    opened = Run.open(run.path)
+    assert opened.records() == opened.samples() == []
+    assert opened.log() == ""
+    assert opened.status.reason == "state.json is missing"
+
+
+def test_the_worker_gets_sleeping_threads_and_their_number(
+    small: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    environment = worker_environment(small.override({"threads": 2}))
+    assert environment["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert environment["GOMP_SPINCOUNT"] == "0"
+    assert environment["OMP_NUM_THREADS"] == "2"
+    assert environment["HF_HUB_OFFLINE"] == "1"
+    assert worker_environment(small.override({"threads": None}))["OMP_NUM_THREADS"] == "7"

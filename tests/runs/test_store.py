@@ -1,0 +1,170 @@
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from labkit.config import Experiment
+from labkit.runs.record import SCHEMA, StepRecord
+from labkit.runs.store import RunDirectory, RunError, RunState, Tail, list_directories
+
+Make = Callable[..., StepRecord]
+
+
+@pytest.fixture
+def directory(small: Experiment, tmp_path: Path) -> RunDirectory:
+    return RunDirectory.create(small, tmp_path)
+
+
+def test_a_new_directory_holds_its_experiment_and_is_idle(directory: RunDirectory, small: Experiment) -> None:
+    assert directory.experiment == small
+    assert directory.read_state().name == "idle"
+    assert directory.records() == []
+
+
+def test_ids_are_readable_and_unique(small: Experiment, tmp_path: Path) -> None:
+    named = small.override({"name": "Föö / bar"})
+    ids = {RunDirectory.create(named, tmp_path).id for _ in range(3)}
+    assert len(ids) == 3
+    assert all(run_id.startswith("f-bar-2") for run_id in ids), ids
+
+
+def test_a_refused_experiment_leaves_nothing_behind(
+    small: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Experiment) -> str:
+        raise ValueError("refused")
+
+    monkeypatch.setattr(Experiment, "to_yaml", refuse)
+    with pytest.raises(ValueError, match="refused"):
+        RunDirectory.create(small, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_root_comes_from_the_environment(
+    small: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LABKIT_RUNS", str(tmp_path / "elsewhere"))
+    assert RunDirectory.create(small).path.parent == tmp_path / "elsewhere"
+
+
+def test_a_run_is_found_by_path_id_and_unique_beginning(small: Experiment, tmp_path: Path) -> None:
+    one = RunDirectory.create(small.override({"name": "alpha"}), tmp_path)
+    RunDirectory.create(small.override({"name": "beta"}), tmp_path)
+    assert RunDirectory.find(one.path) == RunDirectory.find(one.id, tmp_path) == one
+    assert RunDirectory.find("al", tmp_path) == one
+
+
+def test_an_id_that_begins_another_is_found(small: Experiment, tmp_path: Path) -> None:
+    one = RunDirectory.create(small.override({"name": "alpha"}), tmp_path)
+    two = one.path.rename(tmp_path / "alpha")
+    RunDirectory.create(small.override({"name": "alpha"}), tmp_path)
+    assert RunDirectory.find("alpha", tmp_path).path == two
+    with pytest.raises(RunError, match="the beginning of 2 runs"):
+        RunDirectory.find("alp", tmp_path)
+
+
+def test_an_unknown_run_names_near_ones(small: Experiment, tmp_path: Path) -> None:
+    made = RunDirectory.create(small.override({"name": "alpha"}), tmp_path)
+    with pytest.raises(RunError, match=made.id):
+        RunDirectory.find("alhpa" + made.id.removeprefix("alpha"), tmp_path)
+    with pytest.raises(RunError, match="empty"):
+        RunDirectory.find("x", tmp_path / "none")
+
+
+def test_runs_are_listed_newest_first(small: Experiment, tmp_path: Path) -> None:
+    made = [RunDirectory.create(small, tmp_path) for _ in range(3)]
+    assert list_directories(tmp_path) == made[::-1]
+
+
+def test_records_and_their_samples_are_read_back(directory: RunDirectory, record: Make) -> None:
+    written = [record(step) for step in range(4)]
+    for one in written:
+        directory.append_record(one)
+    assert directory.records() == written
+    assert directory.records(since=2) == written[2:]
+    assert directory.samples(2) == list(written[2].samples)
+    assert directory.samples() == list(written[3].samples)
+    assert directory.samples(99) == []
+
+
+def test_a_tail_returns_each_record_once_and_notices_a_cut(directory: RunDirectory, record: Make) -> None:
+    tail = Tail(directory.path / "metrics.jsonl")
+    assert tail.read() == []
+    directory.append_record(record(0))
+    directory.append_record(record(1))
+    assert [one.step for one in tail.read()] == [0, 1]
+    with (directory.path / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"schema": 1, "st')
+    assert tail.read() == []
+    directory.append_record(record(2))
+    assert [one.step for one in tail.read()] == [2]
+    directory.cut_records(0)
+    directory.append_record(record(1))
+    assert [one.step for one in tail.read()] == [0, 1]
+
+
+def test_cutting_keeps_records_and_rollouts_together(directory: RunDirectory, record: Make) -> None:
+    for step in range(4):
+        directory.append_record(record(step))
+    with (directory.path / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"half')
+    directory.cut_records(1)
+    assert [one.step for one in directory.records()] == [0, 1]
+    assert directory.samples() == directory.samples(1) != []
+    assert directory.samples(2) == []
+    with pytest.raises(RunError, match="2 steps up to step 3"):
+        directory.cut_records(3)
+
+
+def test_a_bad_line_is_named(directory: RunDirectory, record: Make) -> None:
+    directory.append_record(record(0))
+    with (directory.path / "metrics.jsonl").open("a") as file:
+        file.write("nonsense\n")
+    with pytest.raises(RunError, match=r"metrics\.jsonl, line 2: not JSON"):
+        directory.records()
+
+
+def test_a_newer_run_says_to_update(directory: RunDirectory, record: Make) -> None:
+    line = json.loads(record(0).to_json()) | {"schema": SCHEMA + 1}
+    (directory.path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    with pytest.raises(RunError, match="update labkit"):
+        directory.records()
+
+
+def test_a_state_is_read_back(directory: RunDirectory) -> None:
+    state = RunState("failed", "No space left on device: ü", pid=1)
+    directory.write_state(state)
+    assert directory.read_state() == state
+    assert str(state) == "failed (No space left on device: ü)"
+
+
+def test_a_state_is_overwritten_in_place_when_no_file_can_be_made(directory: RunDirectory) -> None:
+    (directory.path / f"state.{os.getpid()}").mkdir()
+    directory.write_state(RunState("failed", "disk full " * 1000))
+    assert directory.read_state().reason.startswith("disk full")
+    assert (directory.path / "state.json").stat().st_size == 4096
+
+
+@pytest.mark.parametrize("content", [None, "", "[]", '{"unknown": 1}'])
+def test_a_lost_or_damaged_state_is_a_failure_with_a_reason(
+    directory: RunDirectory, content: str | None
+) -> None:
+    path = directory.path / "state.json"
+    if content is None:
+        path.unlink()
+    else:
+        path.write_text(content)
+    state = directory.read_state()
+    assert (state.name, state.active) == ("failed", False)
+    assert "state.json" in state.reason
+
+
+def test_commands_are_read_once(directory: RunDirectory) -> None:
+    assert directory.commands() == ([], 0)
+    directory.append_command("pause")
+    commands, offset = directory.commands()
+    assert commands == ["pause"]
+    directory.append_command("stop")
+    assert directory.commands(offset)[0] == ["stop"]

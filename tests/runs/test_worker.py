@@ -1,0 +1,192 @@
+"""The real worker on the real loop: a small tiny-policy experiment with everything in FP8."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from labkit.config import Experiment
+from labkit.rl.loop import Loop
+from labkit.runs.process import Run
+from labkit.runs.record import StepRecord
+from labkit.runs.store import RunError
+from labkit.runs.worker import Boundary
+
+resource = pytest.importorskip("resource")
+LIMIT = 120.0
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(small: Experiment, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    run = Run.start(small, tmp_path_factory.mktemp("runs"))
+    assert run.wait(LIMIT).name == "done", run.log()
+    return run
+
+
+def until(condition: Callable[[], bool], run: Run) -> None:
+    deadline = time.monotonic() + LIMIT
+    while not condition():
+        assert run.alive, f"{run.status}\n{run.log()}"
+        assert time.monotonic() < deadline, f"{run.status} for too long"
+        time.sleep(0.02)
+
+
+def at_step(run: Run, step: int) -> Callable[[], bool]:
+    return lambda: any(record.step >= step for record in run.tail())
+
+
+def without_times(record: StepRecord) -> dict:
+    timed = ("time", "elapsed", "timings", "samples")
+    return {name: value for name, value in vars(record).items() if name not in timed}
+
+
+def same(state: Any, other: Any) -> bool:
+    if isinstance(state, torch.Tensor):
+        return torch.equal(state, other)
+    if isinstance(state, dict):
+        return state.keys() == other.keys() and all(same(state[key], other[key]) for key in state)
+    if isinstance(state, list | tuple):
+        return len(state) == len(other) and all(map(same, state, other))
+    return state == other
+
+
+def assert_same(run: Run, other: Run) -> None:
+    assert [without_times(r) for r in run.records()] == [without_times(r) for r in other.records()]
+    assert [run.samples(r.step) for r in run.records()] == [other.samples(r.step) for r in other.records()]
+
+
+def test_a_run_completes_all_steps_and_learns(uninterrupted: Run, small: Experiment) -> None:
+    records = uninterrupted.records()
+    assert [record.step for record in records] == list(range(small.steps + 1))
+    assert any(record.metric("grad_norm") > 0 for record in records), (
+        "nothing was trained, so nothing is tested"
+    )
+    assert len({record.metric("token_mult_prob_error") for record in records[1:]}) > 1
+    assert len(uninterrupted.samples(3)) == small.keep_rollouts
+    assert [event["event"] for event in uninterrupted.directory.events()] == [
+        *["started", "checkpoint", "checkpoint", "checkpoint", "done"]
+    ]
+
+
+def test_stopped_in_a_step_and_resumed_is_bit_for_bit_the_same(
+    uninterrupted: Run, small: Experiment, tmp_path: Path
+) -> None:
+    run = Run.start(small, tmp_path)
+    until(at_step(run, 2), run)
+    run.stop()
+    assert run.wait(LIMIT).name == "stopped", run.log()
+    stopped_at = run.records()[-1].step
+    assert 2 <= stopped_at < small.steps
+    assert (run.path / "checkpoints" / f"step-{stopped_at:05d}").is_dir()
+
+    again = Run.open(run.id, tmp_path)
+    again.resume_from_checkpoint()
+    with pytest.raises(RunError, match="nothing to resume"):
+        again.resume_from_checkpoint()
+    assert again.wait(LIMIT).name == "done", again.log()
+    assert_same(again, uninterrupted)
+
+
+def test_paused_killed_and_resumed_is_bit_for_bit_the_same(
+    uninterrupted: Run, small: Experiment, tmp_path: Path
+) -> None:
+    run = Run.start(small, tmp_path)
+    until(at_step(run, 3), run)
+    run.pause()
+    until(lambda: run.state == "paused", run)
+    steps = len(run.records())
+    time.sleep(0.5)
+    assert len(run.records()) == steps
+    Run.open(run.path).resume()
+    until(lambda: len(run.records()) > steps, run)
+    run.kill()
+    assert str(run.status) == "failed (killed)"
+    with (run.path / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"schema": 1, "step": 99, "metr')
+    assert [record.step for record in run.records()] == list(range(len(run.records())))
+
+    run.resume_from_checkpoint()
+    assert run.wait(LIMIT).name == "done", run.log()
+    assert "resumed" in [event["event"] for event in run.directory.events()]
+    assert_same(run, uninterrupted)
+
+
+def test_a_boundary_calls_itself_intact_only_while_it_is(small: Experiment) -> None:
+    """Whenever a stop may drop the unfinished step, the state to be saved must be that of the step before."""
+    claims: list[tuple[bool, bool]] = []
+    boundary: Boundary | None = None
+    copy: dict = {}
+
+    def compare() -> None:
+        if boundary:
+            claims.append((boundary.intact(), same(boundary.state, copy)))
+
+    loop = Loop(small.override({"threads": None}), on_microstep=compare)
+    steps = loop.steps()
+    for _ in range(3):  # from the second step on the optimizer has a state
+        boundary = Boundary(loop, next(steps).step)
+        copy = deepcopy(boundary.state)
+    next(steps)
+    assert {intact for intact, _ in claims} == {True, False}
+    assert all(unchanged for intact, unchanged in claims if intact)
+
+
+def test_a_stop_before_the_first_step_and_resume_begins_anew(small: Experiment, tmp_path: Path) -> None:
+    run = Run.start(small.override({"steps": 1}), tmp_path)
+    run.pause()
+    until(lambda: run.state == "paused", run)
+    assert run.records() == []
+    run.stop()
+    assert run.wait(LIMIT).name == "stopped"
+    run.resume_from_checkpoint()
+    assert run.wait(LIMIT).name == "done", run.log()
+    assert [record.step for record in run.records()] == [0, 1]
+
+
+def test_the_cluster_s_signal_is_a_stop_and_a_second_stop_kills(small: Experiment, tmp_path: Path) -> None:
+    run = Run.start(small.override({"steps": 10_000}), tmp_path)
+    until(at_step(run, 1), run)
+    pid = run.status.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)  # a worker that hangs
+    run.stop()
+    assert run.alive
+    run.stop()
+    assert str(run.status) == "failed (killed)"
+    assert not Path(f"/proc/{pid}/cmdline").exists()
+
+    run.resume_from_checkpoint()
+    until(at_step(run, 1), run)
+    os.kill(run.status.pid or 0, signal.SIGTERM)
+    assert run.wait(LIMIT).name == "stopped"
+
+
+def test_a_full_disk_fails_with_its_reason_and_the_run_still_opens(small: Experiment, tmp_path: Path) -> None:
+    run = Run.start(small.override({"steps": 10_000, "checkpoint_every": 0, "keep_rollouts": 16}), tmp_path)
+    until(at_step(run, 3), run)
+    run.pause()
+    until(lambda: run.state == "paused", run)
+    size = (run.path / "rollouts.jsonl").stat().st_size
+    assert size > 4096
+    resource.prlimit(run.status.pid, resource.RLIMIT_FSIZE, (size + 100, size + 100))
+    run.resume()
+    status = run.wait(LIMIT)
+    assert status.name == "failed"
+    assert status.reason.startswith("File too large: "), status
+    assert status.reason.endswith(".jsonl"), status
+    assert len(Run.open(run.path).records()) >= 4
+    assert run.samples() != []
+
+
+def test_an_experiment_the_loop_refuses_fails_in_its_words(small: Experiment, tmp_path: Path) -> None:
+    run = Run.start(small.override({"model": str(tmp_path / "no-model"), "task": "arithmetic"}), tmp_path)
+    status = run.wait(LIMIT)
+    assert status.name == "failed"
+    assert "no-model" in status.reason
+    assert "Traceback" in run.log()

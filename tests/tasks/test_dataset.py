@@ -1,0 +1,162 @@
+import json
+import random
+import time
+
+import pytest
+
+from labkit.tasks import Problem, TaskError, load_task
+from labkit.tasks.dataset import DatasetOptions, DatasetTask
+
+ROWS = [{"prompt": f"{a} times {b}?", "answer": str(a * b)} for a in range(12) for b in range(12)]
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def questions(tmp_path):
+    return write(tmp_path / "questions.jsonl", ROWS)
+
+
+def test_jsonl(questions):
+    task = load_task(
+        f"dataset:{questions}", {"template": "Q: {prompt} {x}\nA:", "stop": "\n", "max_new_tokens": 8}
+    )
+    assert (task.name, task.stop, task.max_new_tokens) == (f"dataset:{questions}", "\n", 8)
+    held_out = {problem.prompt for problem in task.heldout(1000)}
+    rng = random.Random(0)
+    training = {task.sample(rng).prompt for _ in range(3000)}
+    assert len(training | held_out) == len(ROWS)
+    assert not training & held_out
+    assert 4 <= len(held_out) <= 30
+    assert task.heldout(5) == task.heldout(5)
+    assert next(iter(training)).startswith("Q: ")
+    assert next(iter(training)).endswith(" {x}\nA:")
+
+
+def test_parquet_gives_the_same_problems(questions, tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.Table.from_pylist(ROWS), tmp_path / "questions.parquet")
+    task = load_task(f"dataset:{tmp_path / 'questions.parquet'}")
+    assert task.heldout(1000) == load_task(f"dataset:{questions}").heldout(1000)
+
+
+def test_a_folder_of_data_files(questions):
+    task = load_task(f"dataset:{questions.parent}")
+    assert {problem.prompt for problem in task.heldout(1000)} == {
+        problem.prompt for problem in load_task(f"dataset:{questions}").heldout(1000)
+    }
+
+
+def test_columns_can_be_named(tmp_path):
+    path = write(
+        tmp_path / "named.jsonl", [{"q": row["prompt"], "a": row["answer"], "id": 1} for row in ROWS]
+    )
+    task = DatasetTask(str(path), DatasetOptions(prompt_column="q", answer_column="a"))
+    assert task.sample(random.Random(0)) in [Problem(row["prompt"], row["answer"]) for row in ROWS]
+
+
+@pytest.mark.parametrize(
+    ("answer", "completion", "reward"),
+    [
+        ("it is 3*4 #### 12", "3*4 is 12 #### 12", 1),
+        ("it is 3*4 #### 12", "so 13 #### 12.0", 1),
+        ("it is 3*4 #### 12", "12 #### 13", 0),
+        ("#### 1,200", "The total is $1200.", 1),
+        ("1200", "first 3, then 1,200.00", 1),
+        ("1200", "1200 and then 3", 0),
+        ("1200", "none", 0),
+        ("-7", "it is -7", 1),
+        ("7", "it is -7", 0),
+        ("12", "", 0),
+        ("New  York", "new york.", 1),
+        ("New York", "It is New York", 0),
+        ("New York", "It is #### New York", 1),
+        ("#### yes", "#### Yes", 1),
+    ],
+)
+def test_reward(questions, answer, completion, reward):
+    task = load_task(f"dataset:{questions}")
+    assert task.reward(Problem("?", answer), completion, finished=True) == reward
+    assert task.reward(Problem("?", answer), completion, finished=False) == 0
+
+
+GOOD = '{"prompt": "a", "answer": "b"}'
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([GOOD, '{"prompt": "a", "answer": '], "{path}, line 2, column 27: not JSON: Expecting value"),
+        (
+            [GOOD, "", '{"prompt": "a"}'],
+            "{path}, line 3: no column 'answer'; it has prompt (set the task option answer_column)",
+        ),
+        (['{"prompt": "a", "anwser": "b"}'], "{path}, line 1: no column 'answer'; did you mean anwser?"),
+        (
+            [GOOD, '{"prompt": "a", "answer": null}'],
+            "{path}, line 2, column 'answer': must be text, got null",
+        ),
+        (
+            [GOOD, '{"prompt": "a", "answer": 12}'],
+            "{path}, line 2, column 'answer': must be text, got int 12",
+        ),
+        (['{"prompt": ["a"], "answer": "b"}'], "{path}, line 1, column 'prompt': must be text, got list"),
+        (['{"prompt": " ", "answer": "b"}'], "{path}, line 1, column 'prompt': is empty"),
+        ([GOOD, '["a", "b"]'], "{path}, line 2: is a list; every row is an object"),
+        ([""], "{path}: holds no rows"),
+        ([GOOD], "{path}: no held-out rows, with 1 in all and heldout_fraction 0.1; give more rows"),
+    ],
+)
+def test_a_malformed_row_is_named(tmp_path, lines, message):
+    path = tmp_path / "bad.jsonl"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    with pytest.raises(TaskError) as caught:
+        load_task(f"dataset:{path}")
+    assert str(caught.value).startswith(message.format(path=path))
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    latin = tmp_path / "latin.jsonl"
+    latin.write_bytes(GOOD.encode() + b'\n{"prompt": "\xe9"}\n')
+    with pytest.raises(TaskError, match="line 2: not UTF-8 text at byte 12"):
+        load_task(f"dataset:{latin}")
+    (tmp_path / "x.csv").write_text("prompt,answer\n", encoding="utf-8")
+    with pytest.raises(TaskError, match=r"can read \.jsonl and \.parquet files"):
+        load_task(f"dataset:{tmp_path / 'x.csv'}")
+    (tmp_path / "x.parquet").write_bytes(b"no parquet")
+    with pytest.raises(TaskError, match="not a Parquet file"):
+        load_task(f"dataset:{tmp_path / 'x.parquet'}")
+    with pytest.raises(TaskError, match="no such file"):
+        load_task("dataset:missing.jsonl")
+
+
+def test_a_null_in_parquet_names_its_row(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path = tmp_path / "holes.parquet"
+    parquet.write_table(pyarrow.Table.from_pylist([ROWS[0], {"prompt": "a", "answer": None}]), path)
+    with pytest.raises(TaskError, match=r"holes\.parquet, row 2, column 'answer': must be text, got null"):
+        load_task(f"dataset:{path}")
+
+
+def test_a_byte_order_mark_is_no_mistake(tmp_path):
+    path = tmp_path / "bom.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + "\r\n".join(json.dumps(row) for row in ROWS).encode())
+    assert load_task(f"dataset:{path}").heldout(3)
+
+
+def test_a_hub_name_without_a_network_fails_soon(monkeypatch):
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    start = time.monotonic()
+    with pytest.raises(TaskError, match=r"(?s)nobody/nothing: .*HF_HUB_OFFLINE=1"):
+        load_task("dataset:nobody/nothing")
+    assert time.monotonic() - start < 30

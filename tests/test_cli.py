@@ -1,0 +1,130 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SMALL = [
+    *["eval_every=2", "eval_prompts=4", "threads=1", "sampling.max_new_tokens=8"],
+    *["grpo.prompts_per_step=2", "grpo.group_size=2"],
+]
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    return tmp_path / "runs"
+
+
+def labkit(*arguments: str, runs: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "labkit.cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        env={**os.environ, "LABKIT_RUNS": str(runs), "COLUMNS": "160", **environment},
+        check=False,
+    )
+
+
+def refused(result: subprocess.CompletedProcess[str]) -> str:
+    assert result.returncode == 2, result
+    assert "Traceback" not in result.stderr
+    return result.stderr
+
+
+def test_help_is_fast_and_names_the_commands(runs: Path) -> None:
+    code = "import sys, labkit.cli; sys.exit(any(m in sys.modules for m in ('torch', 'plotly', 'pydantic')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    shown = labkit("--help", runs=runs).stdout
+    for command in (
+        "run",
+        "demo",
+        "list",
+        "show",
+        "compare",
+        "resume",
+        "stop",
+        "fetch",
+        "warmstart",
+        "presets",
+    ):
+        assert command in shown
+
+
+def test_mistakes_are_one_line_with_a_way_out(runs: Path) -> None:
+    assert "fp8-e2e" in refused(labkit("run", "fp8-e2", runs=runs))
+    assert "no file nowhere.yaml" in refused(labkit("run", "nowhere.yaml", runs=runs))
+    assert "steps" in refused(labkit("run", "bf16", "stepz=3", runs=runs))
+    assert "no run 'x'" in refused(labkit("show", "x", runs=runs))
+    assert "smollm2" in refused(labkit("fetch", "gpt-5", runs=runs))
+    assert not runs.exists(), "a refused experiment leaves nothing behind"
+
+
+def test_debug_shows_the_traceback(runs: Path) -> None:
+    assert "Traceback" in labkit("show", "x", runs=runs, LABKIT_DEBUG="1").stderr
+
+
+def test_presets_are_listed_with_what_they_are_for(runs: Path) -> None:
+    from labkit.config.presets import DESCRIPTIONS
+
+    shown = " ".join(labkit("presets", runs=runs, COLUMNS="300").stdout.split())
+    assert "fp8-e2e-kv" in shown
+    assert DESCRIPTIONS["bf16"] in shown
+
+
+def test_a_run_from_start_to_comparison(runs: Path, tmp_path: Path) -> None:
+    done = labkit("run", "fp8-e2e", "name=first", "steps=2", *SMALL, runs=runs)
+    assert done.returncode == 0, done
+    assert "step 2/2" in done.stdout
+    assert "done" in labkit("list", runs=runs).stdout
+    shown = labkit("show", "first", runs=runs).stdout
+    assert "emulated" in shown
+    assert "2/2" in shown
+
+    saved = next(runs.glob("first-*")) / "experiment.yaml"
+    again = labkit("run", str(saved), "name=second", "seed=1", runs=runs)
+    assert again.returncode == 0, again
+    page = tmp_path / "x.html"
+    compared = labkit("compare", "first", "second", "--html", str(page), runs=runs)
+    assert "seed 1" in compared.stdout
+    assert page.stat().st_size > 1_000_000
+    assert "is done" in refused(labkit("resume", "first", runs=runs))
+
+
+def test_a_detached_run_is_stopped_and_resumed_from_other_commands(runs: Path) -> None:
+    started = labkit("run", "bf16", "name=far", *SMALL, "steps=100000", "--detach", runs=runs)
+    assert started.returncode == 0, started
+    assert labkit("stop", "far", runs=runs).stdout.strip().endswith("stopping")
+    path = next(runs.glob("far-*"))
+    wait_for(path / "state.json", b'"stopped"')
+    assert labkit("resume", "far", "--detach", runs=runs).returncode == 0
+    labkit("stop", "far", runs=runs)
+    wait_for(path / "state.json", b'"stopped"')
+
+
+def test_ctrl_c_stops_the_run_it_watches(runs: Path) -> None:
+    watching = subprocess.Popen(
+        [sys.executable, "-m", "labkit.cli", "run", "bf16", "name=near", *SMALL, "steps=100000"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "LABKIT_RUNS": str(runs)},
+    )
+    assert watching.stdout is not None
+    for line in watching.stdout:
+        if "step 1/" in line:
+            break
+    watching.send_signal(signal.SIGINT)
+    output = watching.stdout.read()
+    assert watching.wait(60) == 130
+    assert "labkit resume near-" in output
+    assert b'"stopped"' in (next(runs.glob("near-*")) / "state.json").read_bytes()
+
+
+def wait_for(path: Path, content: bytes) -> None:
+    deadline = time.monotonic() + 60
+    while content not in path.read_bytes():
+        assert time.monotonic() < deadline, path.read_bytes()
+        time.sleep(0.05)
