@@ -30,9 +30,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 console = Console()
-RunName = Annotated[
-    str, typer.Argument(help="a run: its id, the beginning of its id, or its path", metavar="RUN")
-]
+RunName = Annotated[str, typer.Argument(help="a run: its id, the beginning of its id, or its path", metavar="RUN")]
 Detach = Annotated[bool, typer.Option("--detach", help="return at once; `labkit show` watches")]
 
 
@@ -79,16 +77,13 @@ def list_runs() -> None:
 
     runs = Run.all()
     table = Table(title=f"{len(runs)} runs in {runs_root()}", title_justify="left")
-    for column in ("run", "state", "step", "held-out", "TMPE", "recipe"):
+    table.add_column("run", no_wrap=True)
+    for column in ("state", "step", "held-out", "TMPE", "recipe"):
         table.add_column(column, overflow="fold")
     for found in runs:
         records = found.records()
-        heldout = [
-            value for record in records if (value := record.metrics.get("heldout_accuracy")) is not None
-        ]
-        tmpe = [
-            value for record in records if (value := record.metrics.get("token_mult_prob_error")) is not None
-        ]
+        heldout = [value for record in records if (value := record.metrics.get("heldout_accuracy")) is not None]
+        tmpe = [value for record in records if (value := record.metrics.get("token_mult_prob_error")) is not None]
         step = f"{records[-1].step if records else 0}/{found.experiment.steps}"
         table.add_row(
             found.id,
@@ -126,9 +121,7 @@ def show(run: RunName) -> None:
 
 @app.command()
 def compare(
-    runs: Annotated[
-        list[str], typer.Argument(help="runs: ids, beginnings of ids or paths", metavar="RUN...")
-    ],
+    runs: Annotated[list[str], typer.Argument(help="runs: ids, beginnings of ids or paths", metavar="RUN...")],
     html: Annotated[Path | None, typer.Option(help="write the curves to this page too")] = None,
 ) -> None:
     """Compare runs: the settings that differ and what came of them."""
@@ -151,11 +144,14 @@ def demo(
     seeds: Annotated[int, typer.Option(min=1, help="seeds per recipe")] = 1,
     model: Annotated[str, typer.Option(help="tiny or smollm2")] = "tiny",
     json: Annotated[Path | None, typer.Option(help="write the numbers to this file")] = None,
-    html: Annotated[Path | None, typer.Option(help="write the curves to this page")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="page for the curves; demo.html among the runs if not given")
+    ] = None,
 ) -> None:
     """BF16, FP8 rollouts and end-to-end FP8 side by side on this machine."""
     from labkit import demo as demonstration
     from labkit.runs.report import write_html
+    from labkit.runs.store import runs_root
 
     with _StepDisplay() as display:
         runs = demonstration.run_demo(steps, seeds, model, progress=display.step)
@@ -166,10 +162,9 @@ def demo(
     if json:
         demonstration.write_json(json, runs)
         console.print(f"numbers: {json}")
-    if html:
-        console.print(
-            f"curves: {write_html(html, runs, title='BF16, FP8 rollouts, end-to-end FP8', notes=lines)}"
-        )
+    title = "BF16, FP8 rollouts, end-to-end FP8"
+    page = write_html(html or runs_root() / "demo.html", runs, title=title, notes=lines)
+    console.print(f"curves: {page} (open it in a browser)", highlight=False)
 
 
 @app.command()
@@ -293,9 +288,7 @@ class _StepDisplay:
     def step(self, run: "Run", record: "StepRecord") -> None:
         if run.id not in self._bars:
             name = f"{run.experiment.recipe.name}, seed {run.experiment.seed}"
-            self._bars[run.id] = self._progress.add_task(
-                name, total=run.experiment.steps, rate="", metrics=""
-            )
+            self._bars[run.id] = self._progress.add_task(name, total=run.experiment.steps, rate="", metrics="")
         metrics = _live_metrics(record)
         if not console.is_terminal:
             print(f"{run.id} step {record.step}/{run.experiment.steps} {metrics}", flush=True)

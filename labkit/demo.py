@@ -4,29 +4,33 @@
     fp8-rollout    FP8 linears while generating, BF16 training: generator and trainer disagree
     fp8-e2e        FP8 linears on both sides, with importance-sampling correction
 
-Each arm is a Run of its own (a worker process and a run directory that `labkit list` shows), one after
-the other, the recipes of one seed before the next seed, so that a machine that slows down slows all
-recipes alike.
+Each arm is a Run of its own (a worker process and a run directory that `labkit list` shows). The three
+recipes of a seed run at the same time on equal shares of the cores, so that whatever else a machine does
+slows all of them alike; a model that is large for that (three copies of SmolLM2 with optimizer are about
+11 GB) has them one after the other.
 """
 
 import json
 import math
+import os
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
+from labkit.config import Experiment
 from labkit.config.presets import preset
-from labkit.runs.compare import EMULATED, Summary, step_seconds, summarize
+from labkit.runs.compare import EMULATED, Summary, step_seconds, summarize, tmpe_text
 from labkit.runs.process import Run
 from labkit.runs.record import StepRecord
 from labkit.runs.store import RunError
 
 RECIPES = ("bf16", "fp8-rollout", "fp8-e2e")
+_POLL = 0.2
 _CURVES = (
     "reward",
     "accuracy",
@@ -70,59 +74,79 @@ def run_demo(
     """
     if seeds < 1:
         raise ValueError(f"seeds must be at least 1, not {seeds}")
-    overrides = {} if steps is None else {"steps": steps}
-    experiments = [preset(name, model, seed=seed, **overrides) for seed in range(seeds) for name in RECIPES]
+    together = model == "tiny"
+    overrides: dict[str, Any] = {} if steps is None else {"steps": steps}
+    if together:
+        overrides["threads"] = max(1, (os.cpu_count() or 1) // len(RECIPES))
     runs: list[Run] = []
-    for experiment in experiments:
-        run = Run.start(experiment, root)
-        runs.append(run)
-        try:
-            status = run.wait(on_record=partial(progress, run) if progress else None)
-        except BaseException:
+    for seed in range(seeds):
+        experiments = [preset(name, model, seed=seed, **overrides) for name in RECIPES]
+        for batch in [experiments] if together else [[experiment] for experiment in experiments]:
+            runs += _carry_out(batch, progress, root)
+    return runs
+
+
+def _carry_out(
+    experiments: Sequence[Experiment],
+    progress: Callable[[Run, StepRecord], None] | None,
+    root: str | Path | None,
+) -> list[Run]:
+    """Run experiments side by side to their end; if one fails, or on an interrupt, stop the others."""
+    runs: list[Run] = []
+    try:
+        for experiment in experiments:
+            runs.append(Run.start(experiment, root))
+        while any([_watch(run, progress) for run in runs]):
+            time.sleep(_POLL)
+    except BaseException:
+        for run in runs:
             if run.alive:
                 run.stop()
-            raise
-        if status.name != "done":
-            raise RunError(f"the demo ends here: {run.id} is {status}")
+        raise
     return runs
+
+
+def _watch(run: Run, progress: Callable[[Run, StepRecord], None] | None) -> bool:
+    """Report a run's new steps; whether it is still going."""
+    status = run.status
+    for record in run.tail():
+        if progress:
+            progress(run, record)
+    if not status.active and status.name != "done":
+        raise RunError(f"the demo ends here: {run.id} is {status}")
+    return status.active
 
 
 def arms(runs: Sequence[Run]) -> list[Arm]:
     names = list(dict.fromkeys(run.experiment.recipe.name for run in runs))
-    return [
-        Arm(name, [summarize(run) for run in runs if run.experiment.recipe.name == name]) for name in names
-    ]
+    return [Arm(name, [summarize(run) for run in runs if run.experiment.recipe.name == name]) for name in names]
 
 
 def table(runs: Sequence[Run]) -> Table:
     """A column per recipe: mean over seeds, ± standard deviation where there are several."""
     seeds = len({run.experiment.seed for run in runs})
-    drawn = Table(
-        title=f"{seeds} seed{'s' if seeds > 1 else ''}, {runs[0].experiment.model}", title_justify="left"
-    )
+    drawn = Table(title=f"{seeds} seed{'s' if seeds > 1 else ''}, {runs[0].experiment.model}", title_justify="left")
     found = arms(runs)
     drawn.add_column("")
     for arm in found:
         drawn.add_column(arm.recipe, justify="right")
-    for name, value, form in _QUANTITIES:
-        drawn.add_row(name, *[_cell(arm, value, form) for arm in found])
+    for _, title, value, form in _QUANTITIES:
+        drawn.add_row(title, *[_cell(arm, value, form) for arm in found])
     return drawn
 
 
 def reading(runs: Sequence[Run]) -> list[str]:
     """What the demo shows and what it does not, from the numbers measured."""
     found = arms(runs)
-    mismatch = ", ".join(f"{arm.recipe} {_tmpe(arm.mean(lambda s: s.tmpe_median))}" for arm in found)
+    mismatch = ", ".join(f"{arm.recipe} {tmpe_text(arm.mean(lambda s: s.tmpe_median))}" for arm in found)
     lines = [
-        f"Mismatch between rollout and training (median TMPE, 1 is exact): {mismatch}. "
+        f"Mismatch between rollout and training (median TMPE): {mismatch}. "
         "FP8 on the rollout side alone makes the trainer learn from a policy that is not quite its own; "
         "this is the number that the choice of recipe moves."
     ]
     lines.append(_accuracy_line(found, runs))
     if any(s.throughput.emulated for arm in found for s in arm.summaries):
-        lines.append(
-            f"Speed: FP8 here is {EMULATED}. It computes what FP8 hardware would, and pays extra for it."
-        )
+        lines.append(f"Speed: FP8 here is {EMULATED}. It computes what FP8 hardware would, and pays extra for it.")
     return lines
 
 
@@ -130,12 +154,7 @@ def write_json(path: str | Path, runs: Sequence[Run]) -> None:
     """The numbers of the demo: per recipe, per run and per step. Null stands for not measured."""
     content = {
         "schema": 1,
-        "arms": {
-            arm.recipe: {
-                name: {"mean": arm.mean(value), "std": arm.spread(value)} for name, value, _ in _QUANTITIES
-            }
-            for arm in arms(runs)
-        },
+        "arms": {arm.recipe: _arm_numbers(arm) for arm in arms(runs)},
         "runs": [_run_numbers(run) for run in runs],
         "reading": reading(runs),
     }
@@ -162,6 +181,10 @@ def _accuracy_line(found: Sequence[Arm], runs: Sequence[Run]) -> str:
     return f"Held-out accuracy at the end: {values}. {gap_text}: {verdict}."
 
 
+def _arm_numbers(arm: Arm) -> dict[str, Any]:
+    return {key: {"mean": arm.mean(value), "std": arm.spread(value)} for key, _, value, _ in _QUANTITIES}
+
+
 def _run_numbers(run: Run) -> dict[str, Any]:
     records = run.records()
     return {
@@ -183,10 +206,6 @@ def _null(value: Any) -> Any:
     return [_null(item) for item in value] if isinstance(value, list) else value
 
 
-def _tmpe(value: float) -> str:
-    return "exactly 1" if value == 1.0 else f"{value:.5f}"
-
-
 def _cell(arm: Arm, value: Callable[[Summary], float], form: str) -> str:
     mean = arm.mean(value)
     if math.isnan(mean):
@@ -195,12 +214,12 @@ def _cell(arm: Arm, value: Callable[[Summary], float], form: str) -> str:
     return f"{mean:{form}}{spread}"
 
 
-_QUANTITIES: list[tuple[str, Callable[[Summary], float], str]] = [
-    ("held-out accuracy, start", lambda s: s.heldout_start, ".3f"),
-    ("held-out accuracy, end", lambda s: s.heldout_end, ".3f"),
-    ("TMPE, median", lambda s: s.tmpe_median, ".5f"),
-    ("generation KL, mean", lambda s: s.gen_kl, ".1e"),
-    ("ESS, mean", lambda s: s.ess, ".4f"),
-    ("end-to-end tok/s", lambda s: s.throughput.end_to_end, ",.0f"),
-    ("seconds per step", lambda s: s.step_seconds, ".2f"),
+_QUANTITIES: list[tuple[str, str, Callable[[Summary], float], str]] = [
+    ("heldout_start", "held-out accuracy, start", lambda s: s.heldout_start, ".3f"),
+    ("heldout_end", "held-out accuracy, end", lambda s: s.heldout_end, ".3f"),
+    ("tmpe_excess", "TMPE − 1, median", lambda s: s.tmpe_median - 1.0, ".1e"),
+    ("gen_kl", "generation KL, mean", lambda s: s.gen_kl, ".1e"),
+    ("ess", "ESS, mean", lambda s: s.ess, ".4f"),
+    ("end_to_end", "end-to-end tok/s", lambda s: s.throughput.end_to_end, ",.0f"),
+    ("step_seconds", "seconds per step", lambda s: s.step_seconds, ".2f"),
 ]

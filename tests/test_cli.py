@@ -3,9 +3,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from labkit.runs.process import Run
 
 SMALL = [
     *["eval_every=2", "eval_prompts=4", "threads=1", "sampling.max_new_tokens=8"],
@@ -14,8 +17,11 @@ SMALL = [
 
 
 @pytest.fixture
-def runs(tmp_path: Path) -> Path:
-    return tmp_path / "runs"
+def runs(tmp_path: Path) -> Iterator[Path]:
+    root = tmp_path / "runs"
+    yield root
+    for run in Run.all(root):
+        run.kill()
 
 
 def labkit(*arguments: str, runs: Path, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -47,12 +47,9 @@ def _line(detail: ErrorDetails, root: type[BaseModel]) -> str:
             return f"{'.'.join(path)}: no such setting; {_suggestion(path, root)}"
         case "model_type":
             group = _group(root, path)
-            hint = (
-                "; for a preset use labkit.config.presets.recipe(NAME)" if group.__name__ == "Recipe" else ""
-            )
+            hint = "; for a preset use labkit.config.presets.recipe(NAME)" if group.__name__ == "Recipe" else ""
             return (
-                f"{'.'.join(path)}: is a group of settings ({', '.join(group.model_fields)}), "
-                f"got {_short(value)}{hint}"
+                f"{'.'.join(path)}: is a group of settings ({', '.join(group.model_fields)}), got {_short(value)}{hint}"
             )
         case _:
             what = detail["msg"].split(", unable")[0].split(", got")[0]

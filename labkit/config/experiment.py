@@ -143,9 +143,7 @@ def _check_task(task: str, model: str) -> None:
             raise wrong("task", f"{family} needs a name: write {family}:NAME")
     elif colon or task not in TASKS:
         hint = did_you_mean(family, (*TASKS, *TASK_FAMILIES), otherwise="")
-        raise wrong(
-            "task", f"no task {task!r}; {hint if hint.startswith('did') else f'choose one of {TASK_FORMS}'}"
-        )
+        raise wrong("task", f"no task {task!r}; {hint if hint.startswith('did') else f'choose one of {TASK_FORMS}'}")
     if model == "tiny" and (task == "sums" or family == "reasoning-gym"):
         what = f"{task} is written in letters or lines, which the tiny model can't read"
         raise wrong("task", f"{what}; choose arithmetic, or model smollm2")

@@ -58,9 +58,7 @@ class Scaling(Settings):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.granularity == "mx" and self.scale != "pow2":
-            raise wrong(
-                "scale", "mx has power-of-2 scales by definition; set scale to pow2, or another granularity"
-            )
+            raise wrong("scale", "mx has power-of-2 scales by definition; set scale to pow2, or another granularity")
         return self
 
     def short_str(self) -> str:
@@ -92,9 +90,7 @@ class Recalibration(Settings):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.every != 1 and self.policy != "every-k-steps":
-            raise wrong(
-                "every", f"belongs to policy every-k-steps, not {self.policy}; set that policy or drop it"
-            )
+            raise wrong("every", f"belongs to policy every-k-steps, not {self.policy}; set that policy or drop it")
         return self
 
     def _merged(self, changes: dict[str, Any]) -> dict[str, Any]:
@@ -121,18 +117,14 @@ class Correction(Settings):
             if given is not None and bound not in own:
                 others = ", ".join(name for name, bounds in BOUNDS.items() if bound in bounds)
                 has = " and ".join(own) or "no bound"
-                raise wrong(
-                    bound, f"belongs to {others}; {self.name} has {has}: drop it or change the correction"
-                )
+                raise wrong(bound, f"belongs to {others}; {self.name} has {has}: drop it or change the correction")
             if given is None and bound in own:
                 object.__setattr__(self, bound, own[bound])
         if self.low is not None and self.high is not None:
             if self.low > self.high:
                 raise wrong("low", f"{self.low:g} is above high {self.high:g}; swap them")
             if not self.low <= 1 <= self.high:
-                what = (
-                    f"{self.low:g} to {self.high:g} leaves out 1, so even a perfect match would be rejected"
-                )
+                what = f"{self.low:g} to {self.high:g} leaves out 1, so even a perfect match would be rejected"
                 raise wrong("low" if self.low > 1 else "high", f"{what}; choose low <= 1 <= high")
         return self
 

@@ -42,8 +42,7 @@ class Settings(BaseModel):
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise ConfigError(
-            f"{name}: {type(self).__name__} is immutable; "
-            f"make a changed copy with .override({{{name!r}: ...}})"
+            f"{name}: {type(self).__name__} is immutable; make a changed copy with .override({{{name!r}: ...}})"
         )
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
@@ -102,9 +101,7 @@ def _nest(changes: Mapping[str, Any]) -> dict[str, Any]:
         for depth, group in enumerate(groups):
             inner = node.setdefault(group, _Branch())
             if not isinstance(inner, _Branch):
-                raise ConfigError(
-                    f"{dotted}: {'.'.join(groups[: depth + 1])} is given as well; keep one of the two"
-                )
+                raise ConfigError(f"{dotted}: {'.'.join(groups[: depth + 1])} is given as well; keep one of the two")
             node = inner
         if key in node:
             raise ConfigError(f"{dotted}: settings inside it are given as well; keep one of the two")

@@ -26,9 +26,7 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     seen: set[str] = set()
     for key, _ in node.value:
         if key.value in seen:
-            raise yaml.constructor.ConstructorError(
-                problem=f"{key.value} is given twice", problem_mark=key.start_mark
-            )
+            raise yaml.constructor.ConstructorError(problem=f"{key.value} is given twice", problem_mark=key.start_mark)
         seen.add(key.value)
     return loader.construct_mapping(node, deep=True)
 

@@ -84,9 +84,7 @@ def fold_groups(q: Tensor, k: Tensor) -> Tensor:
     batch, heads, queries, dim = q.shape
     kv_heads = k.shape[1]
     if heads % kv_heads:
-        raise ValueError(
-            f"{heads} query heads cannot share {kv_heads} key/value heads: H must be a multiple of Hkv"
-        )
+        raise ValueError(f"{heads} query heads cannot share {kv_heads} key/value heads: H must be a multiple of Hkv")
     return q.reshape(batch, kv_heads, heads // kv_heads * queries, dim)
 
 

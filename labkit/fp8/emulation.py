@@ -35,9 +35,7 @@ def fake_quantize(
     """
     check(x, fmt, tile, scale, formula)
     if x.dtype == torch.float16:
-        raise ValueError(
-            "float16 cannot hold every dequantised value: convert x to bfloat16 or float32 first"
-        )
+        raise ValueError("float16 cannot hold every dequantised value: convert x to bfloat16 or float32 first")
     _refuse_grad(x, "fake_quantize")
     out_dtype = x.dtype if scale == "pow2" else torch.float32
     x_MK = x.detach().reshape(-1, x.shape[-1])
@@ -46,9 +44,7 @@ def fake_quantize(
     return torch_fake_quantize(x_MK, fmt, tile, scale, formula, out_dtype).view(x.shape)
 
 
-def torch_fake_quantize(
-    x_MK: Tensor, fmt: str, tile: Tile, scale: str, formula: str, out_dtype: torch.dtype
-) -> Tensor:
+def torch_fake_quantize(x_MK: Tensor, fmt: str, tile: Tile, scale: str, formula: str, out_dtype: torch.dtype) -> Tensor:
     """``fake_quantize`` in torch operators, for 2-D x on any device."""
     rows = max(1, CACHED_ELEMENTS // (x_MK.shape[1] * tile[0])) * tile[0] if tile else len(x_MK)
     if x_MK.device.type == "cpu" and len(x_MK) > rows:
@@ -81,9 +77,7 @@ def torch_to_grid(x: Tensor, scale: float, fmt: str) -> Tensor:
     """``to_grid`` in torch operators, for any device."""
     form = get_format(fmt)
     scaled = (x.detach().to(torch.float32) / torch.tensor(scale, device=x.device)).clamp_(-form.max, form.max)
-    return (
-        decode(scaled.to(form.dtype).view(torch.uint8), form).where(~scaled.isnan(), float("nan")).to(x.dtype)
-    )
+    return decode(scaled.to(form.dtype).view(torch.uint8), form).where(~scaled.isnan(), float("nan")).to(x.dtype)
 
 
 def _refuse_grad(x: Tensor, name: str) -> None:

@@ -85,9 +85,7 @@ class AmaxObserver:
         self._microbatches.append(self._open)
         self._open = {}
 
-    def scales(
-        self, version: int, fmt: str = "e4m3", percentile: float = 99.9, margin: float = 1.05
-    ) -> KVScales:
+    def scales(self, version: int, fmt: str = "e4m3", percentile: float = 99.9, margin: float = 1.05) -> KVScales:
         """The scales of everything observed so far, labelled with the weight ``version``."""
         if self._open or not self._microbatches:
             raise ValueError("call end_microbatch() after each microbatch, then scales()")

@@ -71,9 +71,7 @@ class LinearFormat:
 
     def __post_init__(self) -> None:
         if self.granularity not in GRANULARITIES:
-            raise ValueError(
-                f"unknown granularity {self.granularity!r}: choose one of {', '.join(GRANULARITIES)}"
-            )
+            raise ValueError(f"unknown granularity {self.granularity!r}: choose one of {', '.join(GRANULARITIES)}")
         if self.granularity == "mx" and self.scale != "pow2":
             raise ValueError("granularity mx has power-of-two scales by definition: set scale to pow2")
 
@@ -186,9 +184,7 @@ class Float8Linear(nn.Module):
         expected = ((self.out_features, self.in_features), self.precision.fmt, tile)
         found = (tuple(quantized.codes.shape), quantized.fmt, quantized.tile)
         if found != expected:
-            raise ValueError(
-                f"quantised weight has (shape, format, tile) {found}, this layer needs {expected}"
-            )
+            raise ValueError(f"quantised weight has (shape, format, tile) {found}, this layer needs {expected}")
         self._loaded = LoadedWeight(quantized, WeightState.of(self.weight))
         self._operands = None
 

@@ -114,15 +114,11 @@ def check(x: Tensor, fmt: str, tile: Tile, scale: str, formula: str) -> None:
     if formula not in FORMULAS:
         raise ValueError(f"unknown formula {formula!r}: choose one of {', '.join(FORMULAS)}")
     if tile is not None and not (len(tile) == 2 and all(isinstance(n, int) and n > 0 for n in tile)):
-        raise ValueError(
-            f"tile {tile!r} is not a pair of positive sizes: use (1, 128), (128, 128), ..., or None"
-        )
+        raise ValueError(f"tile {tile!r} is not a pair of positive sizes: use (1, 128), (128, 128), ..., or None")
     if x.dtype not in DTYPES:
         raise ValueError(f"cannot quantise {x.dtype}: convert to bfloat16, float32 or float16 first")
     if x.dim() < 2 or x.numel() == 0:
-        raise ValueError(
-            f"x has shape {tuple(x.shape)}: give a non-empty [rows, columns] tensor, e.g. x[None]"
-        )
+        raise ValueError(f"x has shape {tuple(x.shape)}: give a non-empty [rows, columns] tensor, e.g. x[None]")
 
 
 def to_tiles(x_MK: Tensor, tile: Tile) -> Tensor:

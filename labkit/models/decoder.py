@@ -149,7 +149,9 @@ class Decoder(nn.Module):
         self.model = Body(config, dtype)
         self.lm_head = Float8Linear(config.hidden_size, config.vocab_size, dtype=dtype)
         if config.tie_word_embeddings:
-            self.lm_head.weight = self.model.embed_tokens.weight
+            embedding = self.model.embed_tokens.weight
+            assert isinstance(embedding, nn.Parameter)
+            self.lm_head.weight = embedding
 
     def forward(self, tokens_BT: Tensor, positions_BT: Tensor, attention: Attention) -> Tensor:
         """Hidden states [B, T, D] before the output projection; take `logits` of the positions you need."""

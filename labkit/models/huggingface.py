@@ -105,9 +105,7 @@ def _refuse_unsupported(raw: dict[str, Any], family: Family) -> None:
             raise _unsupported(key, raw[key], "a model without it (Qwen2's own q/k/v biases are supported)")
     if raw.get("quantization_config"):
         method = raw["quantization_config"].get("quant_method")
-        raise _unsupported(
-            "quantization_config", method, "the unquantised checkpoint: FP8 is the Recipe's job"
-        )
+        raise _unsupported("quantization_config", method, "the unquantised checkpoint: FP8 is the Recipe's job")
     if raw.get("partial_rotary_factor") not in (None, 1, 1.0):
         raise _unsupported("partial_rotary_factor", raw["partial_rotary_factor"], "a model with full RoPE")
     if family != "llama" and _slides(raw):
@@ -133,9 +131,7 @@ def _rope_theta(raw: dict[str, Any]) -> float:
             raise _unsupported(key, rope, "a model with full RoPE")
     theta = (raw.get("rope_parameters") or {}).get("rope_theta", raw.get("rope_theta"))
     if theta is None:
-        raise ValueError(
-            "config.json gives no rope_theta (nor rope_parameters.rope_theta); add the model's own"
-        )
+        raise ValueError("config.json gives no rope_theta (nor rope_parameters.rope_theta); add the model's own")
     return float(theta)
 
 
@@ -204,9 +200,7 @@ def write_folder(policy: Policy, path: str | PathLike[str]) -> None:
     weights = {name: tensor.detach().contiguous() for name, tensor in policy.weights.items()}
     save_file(weights, str(folder / WEIGHTS), metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(_config_json(policy), indent=2) + "\n", encoding="utf-8")
-    shutil.copymode(
-        folder / "config.json", folder / WEIGHTS
-    )  # safetensors makes it readable by its owner only
+    shutil.copymode(folder / "config.json", folder / WEIGHTS)  # safetensors makes it readable by its owner only
     policy.tokenizer.save(folder)
 
 

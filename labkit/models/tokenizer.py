@@ -61,9 +61,7 @@ class Tokenizer:
         self.pad_id: int = self.eos_id if pad_id is None else pad_id
         self.add_bos = bool(self.settings.get("add_bos_token", self._template_adds_bos()))
         if self.add_bos and self.bos_id is None:
-            raise ValueError(
-                "add_bos_token is true but no bos_token is named; set bos_token in tokenizer_config.json"
-            )
+            raise ValueError("add_bos_token is true but no bos_token is named; set bos_token in tokenizer_config.json")
 
     @classmethod
     def char_level(cls, characters: str = CHARACTERS) -> "Tokenizer":
@@ -73,9 +71,7 @@ class Tokenizer:
         backend.add_special_tokens([AddedToken(token, normalized=False) for token in (PAD, BOS, EOS)])
         backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
         backend.decoder = decoders.Fuse()
-        backend.post_processor = processors.TemplateProcessing(
-            single=f"{BOS} $A", special_tokens=[(BOS, vocab[BOS])]
-        )
+        backend.post_processor = processors.TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, vocab[BOS])])
         return cls(
             backend,
             {

@@ -110,9 +110,7 @@ def _optimizer(decoder: Decoder) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=PEAK_LR, betas=(0.9, 0.98), fused=True)
 
 
-def _examples(
-    task: Arithmetic, tokenizer: Tokenizer, rng: random.Random
-) -> tuple[list[Example], list[Example]]:
+def _examples(task: Arithmetic, tokenizer: Tokenizer, rng: random.Random) -> tuple[list[Example], list[Example]]:
     """Direct and scratchpad examples, apart from each other because their lengths differ so much."""
     direct: list[Example] = []
     scratchpad: list[Example] = []

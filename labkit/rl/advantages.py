@@ -29,9 +29,7 @@ EPSILON = 1e-6
 BASELINES = ("group", "leave-one-out")
 
 
-def group_advantages(
-    rewards_B: Tensor, group_size: int, baseline: str = "group", normalize: bool = True
-) -> Tensor:
+def group_advantages(rewards_B: Tensor, group_size: int, baseline: str = "group", normalize: bool = True) -> Tensor:
     _check(rewards_B, group_size, baseline)
     rewards_NG = rewards_B.detach().double().view(-1, group_size)
     compared_NGK = _compared_with(rewards_NG, baseline)

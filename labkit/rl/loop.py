@@ -53,9 +53,7 @@ class Loop:
         task = tasks.load_task(experiment.task, experiment.task_options)
         self.prompter = Prompter(task, policy.tokenizer)
         max_new_tokens = experiment.sampling.max_new_tokens or task.max_new_tokens
-        self.request = Request(
-            experiment.sampling, max_new_tokens, self.prompter.stop_ids, self.settings.group_size
-        )
+        self.request = Request(experiment.sampling, max_new_tokens, self.prompter.stop_ids, self.settings.group_size)
         self.trainer = LocalTrainer(policy, experiment, on_microstep)
         self.engine = LocalEngine(policy.config, self.recipe, policy.tokenizer.pad_id, on_microstep)
         one_each = Request(experiment.sampling, max_new_tokens, self.prompter.stop_ids)
@@ -81,9 +79,7 @@ class Loop:
     def _step(self) -> StepRecord:
         watch = Stopwatch()
         with watch("generate"):
-            problems = [
-                self.prompter.task.sample(self.prompt_rng) for _ in range(self.settings.prompts_per_step)
-            ]
+            problems = [self.prompter.task.sample(self.prompt_rng) for _ in range(self.settings.prompts_per_step)]
             prompts = [self.prompter.encode(problem) for problem in problems]
             rollouts = self.engine.generate(prompts, self.request, self.sample_rng)
             sampled_by = self.engine.state()
@@ -96,9 +92,7 @@ class Loop:
         everything = [rows for mini_batch in mini_batches for rows in mini_batch.micro_batches]
         with watch("logprobs"):
             p_BR, entropy_BR = self.trainer.logprobs(rollouts, everything)
-            reference_BR = (
-                self.trainer.reference_logprobs(rollouts, everything) if self.settings.kl_coef else None
-            )
+            reference_BR = self.trainer.reference_logprobs(rollouts, everything) if self.settings.kl_coef else None
         weights = self.correct(rollouts.logprobs_BR, p_BR, rollouts.mask_BR)
         updates: list[Update] = []
         losses: list[LossTerms] = []
@@ -115,9 +109,7 @@ class Loop:
             )  # fmt: skip
         self._refit(watch)
 
-        metrics = step_metrics(
-            rollouts, scored.rewards_B, advantages_B, p_BR, entropy_BR, weights, updates, losses
-        )
+        metrics = step_metrics(rollouts, scored.rewards_B, advantages_B, p_BR, entropy_BR, weights, updates, losses)
         metrics["heldout_accuracy"] = self._held_out_accuracy(watch) if self._evaluation_due() else None
         self.elapsed += watch.total
         return self._record(
@@ -147,9 +139,7 @@ class Loop:
             terms.append(term)
             return term.loss
 
-        counting = [
-            rows for rows in mini_batch.carrying if self.settings.kl_coef or weights.applied[rows].any()
-        ]
+        counting = [rows for rows in mini_batch.carrying if self.settings.kl_coef or weights.applied[rows].any()]
         return self.trainer.update(rollouts, counting, loss), terms
 
     def _refit(self, watch: Stopwatch) -> None:
@@ -162,10 +152,7 @@ class Loop:
     def _calibrate_on_prompts(self) -> KVScales:
         """Before step 1: the prompts that step 1 will use, without disturbing the order of the data."""
         rng = random.Random(self.experiment.seed)
-        prompts = [
-            self.prompter.encode(self.prompter.task.sample(rng))
-            for _ in range(self.settings.prompts_per_step)
-        ]
+        prompts = [self.prompter.encode(self.prompter.task.sample(rng)) for _ in range(self.settings.prompts_per_step)]
         tokens_BT, starts_B = left_pad(prompts, self.engine.pad_id)
         B, P = tokens_BT.shape
         nothing_B = torch.zeros(B, dtype=torch.int64)
@@ -185,7 +172,7 @@ class Loop:
 
     def _evaluate_start(self) -> StepRecord:
         watch = Stopwatch()
-        metrics = {"heldout_accuracy": self._held_out_accuracy(watch)}
+        metrics: dict[str, float | None] = {"heldout_accuracy": self._held_out_accuracy(watch)}
         self.elapsed += watch.total
         state = self.engine.state()
         scale_version = state.kv_scales.version if state.kv_scales else state.weight_version

@@ -140,9 +140,7 @@ class Metric:
 METRICS: dict[str, Metric] = {
     # tokens
     "token_mult_prob_error": Metric("mean exp|delta|", "ratio", "one", "NeMo RL", (1.0, 1.05)),
-    "gen_kl_error": Metric(
-        "mean k3(delta), estimates KL(engine || trainer)", "nats", "lower", "NeMo RL", (0.0, 1e-3)
-    ),
+    "gen_kl_error": Metric("mean k3(delta), estimates KL(engine || trainer)", "nats", "lower", "NeMo RL", (0.0, 1e-3)),
     "policy_kl_error": Metric(
         "mean k3(-delta); first to rise on tokens that the trainer finds improbable",
         "nats",
@@ -175,29 +173,19 @@ METRICS: dict[str, Metric] = {
     "tokens_differing": Metric("share of tokens with delta != 0", "share", "lower", "labkit"),
     "num_tokens": Metric("tokens that count", "tokens", "neither", "labkit"),
     "num_valid_samples": Metric("responses with a token that counts", "responses", "neither", "NeMo RL"),
-    "nan_count": Metric(
-        "sampled tokens whose log-prob is NaN or infinite", "tokens", "lower", "labkit", (0.0, 0.0)
-    ),
+    "nan_count": Metric("sampled tokens whose log-prob is NaN or infinite", "tokens", "lower", "labkit", (0.0, 0.0)),
     # sequences
-    "max_seq_mult_prob_error": Metric(
-        "largest over responses of mean_t exp|delta|", "ratio", "one", "NeMo RL"
-    ),
+    "max_seq_mult_prob_error": Metric("largest over responses of mean_t exp|delta|", "ratio", "one", "NeMo RL"),
     "mean_seq_mult_prob_error": Metric("mean over responses of mean_t exp|delta|", "ratio", "one", "NeMo RL"),
-    "min_seq_mult_prob_error": Metric(
-        "smallest over responses of mean_t exp|delta|", "ratio", "one", "NeMo RL"
-    ),
-    "chi2_seq": Metric(
-        "mean over responses of exp(2 sum_t delta) - 1; grows with length", "1", "lower", "verl"
-    ),
+    "min_seq_mult_prob_error": Metric("smallest over responses of mean_t exp|delta|", "ratio", "one", "NeMo RL"),
+    "chi2_seq": Metric("mean over responses of exp(2 sum_t delta) - 1; grows with length", "1", "lower", "verl"),
     "train_ppl": Metric("mean over responses of exp(-mean_t p)", "perplexity", "neither", "verl"),
     "rollout_ppl": Metric("mean over responses of exp(-mean_t g)", "perplexity", "neither", "verl"),
     "log_ppl_diff": Metric("mean over responses of mean_t -delta", "nats", "zero", "verl"),
     "ppl_ratio": Metric("mean over responses of exp(mean_t -delta)", "ratio", "one", "verl"),
     # the current policy
     "approx_entropy": Metric("-mean exp(c - g) c", "nats", "neither", "NeMo RL"),
-    "probs_ratio": Metric(
-        "mean exp(c - p); 1 on the first update after a rollout", "ratio", "one", "NeMo RL"
-    ),
+    "probs_ratio": Metric("mean exp(c - p); 1 on the first update after a rollout", "ratio", "one", "NeMo RL"),
     "probs_ratio_min": Metric("min exp(c - p)", "ratio", "one", "NeMo RL"),
     "probs_ratio_max": Metric("max exp(c - p)", "ratio", "one", "NeMo RL"),
     # the correction
@@ -218,14 +206,10 @@ METRICS: dict[str, Metric] = {
     "clipped_weight_share": Metric(
         "share outside the bounds that was capped rather than rejected", "share", "lower", "labkit"
     ),
-    "mean_applied": Metric(
-        "mean applied weight over tokens, rejected ones as 0", "ratio", "one", "verl", (0.5, 2.0)
-    ),
+    "mean_applied": Metric("mean applied weight over tokens, rejected ones as 0", "ratio", "one", "verl", (0.5, 2.0)),
     "max_applied": Metric("largest applied weight", "ratio", "neither", "verl"),
     # the loss
-    "loss": Metric(
-        "policy_loss + kl_coef * kl; about 0 on the first update, which is right", "1", "neither", "GRPO"
-    ),
+    "loss": Metric("policy_loss + kl_coef * kl; about 0 on the first update, which is right", "1", "neither", "GRPO"),
     "policy_loss": Metric("clipped objective times the correction's weights", "1", "neither", "PPO"),
     "kl": Metric("KL penalty to the reference, before kl_coef", "nats", "neither", "NeMo RL"),
     "clip_share": Metric("share of tokens where PPO's clip is in force", "share", "neither", "PPO"),

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from labkit.fp8 import KVScales, Quantized
 from labkit.models.rollouts import Rollouts
+from labkit.runs.record import Active
 
 if TYPE_CHECKING:
     from labkit.config import Sampling
@@ -38,9 +39,7 @@ class EngineState:
 
 
 class Engine(Protocol):
-    def generate(
-        self, prompts: Sequence[Sequence[int]], request: Request, generator: torch.Generator
-    ) -> Rollouts:
+    def generate(self, prompts: Sequence[Sequence[int]], request: Request, generator: torch.Generator) -> Rollouts:
         """Sample. Rows of one prompt are adjacent: row = prompt * samples_per_prompt + sample."""
 
     def refit(self, weights: Mapping[str, Tensor], kv_scales: KVScales | None, version: int) -> None:
@@ -51,5 +50,5 @@ class Engine(Protocol):
     def read_back(self) -> Iterator[tuple[str, Tensor | Quantized]]:
         """Every weight the engine computes with, under its Hugging Face name."""
 
-    def active(self) -> dict[str, dict[str, str]]:
+    def active(self) -> dict[str, Active]:
         """component -> {"state": fp8 | emulated | bf16, "detail": how}, as it really runs."""

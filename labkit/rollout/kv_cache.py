@@ -72,9 +72,7 @@ class KVCache:
         k8, v8 = to_grid(k_BGTd, k_scale, precision.fmt), to_grid(v_BGTd, v_scale, precision.fmt)
         keys, values = self._store(layer, start, end, k8, v8)
         if not precision.fp8_attention:
-            return math_attention(
-                q_BHTd, keys, values, bias, sm_scale=sm_scale, k_scale=k_scale, v_scale=v_scale
-            )
+            return math_attention(q_BHTd, keys, values, bias, sm_scale=sm_scale, k_scale=k_scale, v_scale=v_scale)
         q_scale = scales.q[layer]
         return fp8_attention(
             to_grid(q_BHTd, q_scale, precision.fmt), keys, values, bias,

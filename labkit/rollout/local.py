@@ -1,8 +1,8 @@
 """The embedded engine: batched sampling with a static KV cache, in any precision a Recipe names, on any CPU.
 
-    prefill   every prompt once, [N, P]; its cache is then repeated for the samples of its group
-    decode    one column at a time; finished sequences are dropped once a quarter of the rows are finished
-    refit     weights are quantised here, from the trainer's BF16 copy, as a serving engine would
+prefill   every prompt once, [N, P]; its cache is then repeated for the samples of its group
+decode    one column at a time; finished sequences are dropped once a quarter of the rows are finished
+refit     weights are quantised here, from the trainer's BF16 copy, as a serving engine would
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +19,7 @@ from labkit.models.rollouts import Rollouts
 from labkit.rollout.engine import EngineState, Request
 from labkit.rollout.kv_cache import KVCache, KVPrecision
 from labkit.rollout.sampling import sample
+from labkit.runs.record import Active
 
 DROP_FINISHED_AT = 0.25
 
@@ -47,14 +48,12 @@ class LocalEngine:
     # ---- sampling
 
     @torch.no_grad()
-    def generate(
-        self, prompts: Sequence[Sequence[int]], request: Request, generator: torch.Generator
-    ) -> Rollouts:
+    def generate(self, prompts: Sequence[Sequence[int]], request: Request, generator: torch.Generator) -> Rollouts:
         if self.weight_version < 0:
             raise ValueError("the engine has no weights yet: call refit() before generate()")
         tokens_NP, starts_N = left_pad(prompts, self.pad_id)
         P, R = tokens_NP.shape[1], request.max_new_tokens
-        if P + R > self.config.max_positions:
+        if self.config.max_positions < P + R:
             raise ValueError(
                 f"prompt ({P}) + new tokens ({R}) exceed the model's {self.config.max_positions} positions: "
                 "shorten the prompts or lower sampling.max_new_tokens"
@@ -159,20 +158,19 @@ class LocalEngine:
         return EngineState(self.weight_version, self.kv_precision.scales)
 
     def read_back(self) -> Iterator[tuple[str, Tensor | Quantized]]:
-        quantised = {
-            name: linear.quantized() for _, name, linear in self.model.linears() if linear.precision.fprop
-        }
+        quantised = {name: linear.quantized() for _, name, linear in self.model.linears()}
         for name, tensor in self.model.weights().items():
-            if name not in quantised:
-                yield name, tensor
-        yield from quantised.items()
+            yield name, quantised.get(name) or tensor
+        head = quantised.get("lm_head.weight")
+        if self.config.tie_word_embeddings and head is not None:
+            yield "lm_head.weight", head  # the embedding it is tied to stays BF16
 
-    def active(self) -> dict[str, dict[str, str]]:
+    def active(self) -> dict[str, Active]:
         """Read from the modules and the cache themselves, not from the Recipe."""
         linears = list(self.model.linears())
         num_fp8 = sum(linear.quantized() is not None for _, _, linear in linears)
         scales = self.kv_precision.scales
-        off = {"state": "bf16", "detail": ""}
+        off = Active(state="bf16", detail="")
         kernel = "C quantiser" if native.available()[0] else "torch quantiser"
         return {
             "rollout.linears": {

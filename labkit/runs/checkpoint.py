@@ -51,9 +51,7 @@ def load(path: Path) -> tuple[int, dict[str, Any]]:
         content = torch.load(path / "state.pt", map_location="cpu", weights_only=True)
         schema, step, loop_state = content["schema"], content["step"], content["loop"]
     except Exception as error:  # torch raises many kinds for a damaged file
-        raise RunError(
-            f"checkpoint {path} cannot be read ({error}): remove it to resume from the one before"
-        ) from None
+        raise RunError(f"checkpoint {path} cannot be read ({error}): remove it to resume from the one before") from None
     if schema > SCHEMA:
         raise RunError(f"checkpoint {path} was written by a newer labkit: update labkit to resume from it")
     return step, loop_state

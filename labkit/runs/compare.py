@@ -88,7 +88,7 @@ class Comparison:
 
     def table(self) -> Table:
         """The same as a rich table, for a terminal or a notebook."""
-        table = Table(title="runs compared", title_justify="left")
+        table = Table()
         table.add_column("")
         for label in self.labels:
             table.add_column(label, justify="right", overflow="fold")
@@ -223,8 +223,11 @@ def _setting(value: Any) -> str:
     return "–" if value is None or value == "" else str(value)
 
 
-def _tmpe(value: float) -> str:
-    return "1 (exact)" if value == 1.0 else _number(value, ".5f")
+def tmpe_text(value: float) -> str:
+    """TMPE so that "exact" and "nearly exact" can be told apart."""
+    if value == 1.0:
+        return "1 (exact)"
+    return f"1 + {value - 1:.1e}" if value < 1.0001 else _number(value, ".5f")
 
 
 _RESULTS = [
@@ -232,8 +235,8 @@ _RESULTS = [
     ("held-out accuracy, start", lambda s: _number(s.heldout_start, ".3f")),
     ("held-out accuracy, end", lambda s: _number(s.heldout_end, ".3f")),
     ("held-out accuracy, best", lambda s: _number(s.heldout_best, ".3f")),
-    ("TMPE, median", lambda s: _tmpe(s.tmpe_median)),
-    ("TMPE, last", lambda s: _tmpe(s.tmpe_last)),
+    ("TMPE, median", lambda s: tmpe_text(s.tmpe_median)),
+    ("TMPE, last", lambda s: tmpe_text(s.tmpe_last)),
     ("generation KL, mean", lambda s: _number(s.gen_kl, ".2e")),
     ("ESS, mean", lambda s: _number(s.ess, ".4f")),
     ("rollout tok/s", lambda s: _number(s.throughput.rollout, ",.0f")),

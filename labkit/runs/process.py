@@ -88,9 +88,7 @@ class Run:
         if not state.active:
             return state
         last = self.directory.log(lines=1)
-        return RunState(
-            "failed", f"{silence}: {last or 'its log is empty'}", state.pid, state.host, state.updated
-        )
+        return RunState("failed", f"{silence}: {last or 'its log is empty'}", state.pid, state.host, state.updated)
 
     @property
     def state(self) -> StateName:
@@ -149,9 +147,7 @@ class Run:
             worker.wait()
         self.directory.write_state(RunState("failed", "killed", pid))
 
-    def wait(
-        self, timeout: float | None = None, on_record: Callable[[StepRecord], None] | None = None
-    ) -> RunState:
+    def wait(self, timeout: float | None = None, on_record: Callable[[StepRecord], None] | None = None) -> RunState:
         """Block until the run ends and return its last state. For scripts; in a notebook watch `tail`.
 
         `on_record` is called with each step completed since the last `tail`. Raises TimeoutError after
@@ -179,9 +175,7 @@ class Run:
         if status.active:
             raise RunError(f"{self.id} is {status}: there is nothing to resume")
         if status.name == "done":
-            raise RunError(
-                f"{self.id} is done, all its {self.experiment.steps} steps: there is nothing to resume"
-            )
+            raise RunError(f"{self.id} is done, all its {self.experiment.steps} steps: there is nothing to resume")
         deadline = time.monotonic() + _EXIT
         while status.pid is not None and status.host == socket.gethostname() and _is_worker(status.pid):
             if time.monotonic() > deadline:
@@ -230,13 +224,20 @@ class Run:
         return f"no sign of life from the worker for {age:.0f} s" if age > HEARTBEAT_LIMIT else ""
 
 
-def worker_environment(experiment: Experiment) -> dict[str, str]:
-    """The worker's environment. OpenMP reads its own before torch is imported, so it cannot be set later.
+# OpenMP and oneDNN read these before torch computes anything, so they can't be set later.
+KERNEL_ENVIRONMENT = {
+    # Waiting OpenMP threads sleep rather than spin: on a shared machine spinning costs up to 60 times the work.
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "GOMP_SPINCOUNT": "0",
+    # oneDNN's AMX kernels sum a row of a BF16 product in an order that depends on how many rows there are, so a token
+    # scored in a batch gets another log-prob than when it was sampled. These kernels don't: same inputs, same bits.
+    "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16",
+}
 
-    Waiting OpenMP threads sleep rather than spin: on a shared machine spinning costs more than it saves.
-    What the user has set wins, except the number of threads when the experiment gives one.
-    """
-    environment = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "PYTHONUNBUFFERED": "1", **os.environ}
+
+def worker_environment(experiment: Experiment) -> dict[str, str]:
+    """The worker's environment. What the user has set wins, except the threads when the experiment gives them."""
+    environment = {**KERNEL_ENVIRONMENT, "PYTHONUNBUFFERED": "1", **os.environ}
     if experiment.threads is not None:
         environment["OMP_NUM_THREADS"] = str(experiment.threads)
     return environment

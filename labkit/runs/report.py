@@ -102,9 +102,7 @@ def figure(runs: Sequence[Recorded], metrics: Sequence[str] = ("accuracy", "tmpe
     columns = min(2, len(panels))
     rows = math.ceil(len(panels) / columns)
     titles = [_title(panel, lines) for panel in panels]
-    fig = make_subplots(
-        rows, columns, subplot_titles=titles, vertical_spacing=0.34 / rows, horizontal_spacing=0.13
-    )
+    fig = make_subplots(rows, columns, subplot_titles=titles, vertical_spacing=0.34 / rows, horizontal_spacing=0.13)
     for index, panel in enumerate(panels):
         row, column = index // columns + 1, index % columns + 1
         if panel is None:
@@ -125,8 +123,7 @@ def write_html(
     comparison = compare(runs)
     head = "".join(f"<th scope='col'>{html.escape(label)}</th>" for label in comparison.labels)
     body = "".join(
-        f"<tr><th scope='row'>{html.escape(name)}</th>"
-        + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
+        f"<tr><th scope='row'>{html.escape(name)}</th>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
         for name, cells in comparison.rows()
     )
     paragraphs = "".join(f"<p>{html.escape(note)}</p>" for note in notes)
@@ -194,16 +191,12 @@ def _draw(fig: go.Figure, panel: Panel, lines: Sequence[_Line], row: int, column
             faint = [panel.faint(record) for record in line.records]
             _add_line(fig, line, faint, row, column, width=1.2, opacity=0.45, name=f"{line.arm}, rollout")
         drawn = [max(value, floor) if panel.logarithmic else value for value in series]
-        _add_line(
-            fig, line, drawn, row, column, width=2.5, opacity=1.0, name=line.arm, true=series, legend=legend
-        )
+        _add_line(fig, line, drawn, row, column, width=2.5, opacity=1.0, name=line.arm, true=series, legend=legend)
     if panel.logarithmic:
         _logarithmic(fig, floor, values, row, column)
     else:
         fig.update_yaxes(range=_range(panel, values), row=row, col=column)
-    fig.update_xaxes(
-        title={"text": "step", "standoff": 2, "font_size": 13}, rangemode="tozero", row=row, col=column
-    )
+    fig.update_xaxes(title={"text": "step", "standoff": 2, "font_size": 13}, rangemode="tozero", row=row, col=column)
 
 
 def _add_line(
@@ -261,9 +254,7 @@ def _floor(values: Sequence[Sequence[float]]) -> float:
     return 10.0 ** (math.floor(math.log10(min(positive))) - 1) if positive else 1e-6
 
 
-def _logarithmic(
-    fig: go.Figure, floor: float, values: Sequence[Sequence[float]], row: int, column: int
-) -> None:
+def _logarithmic(fig: go.Figure, floor: float, values: Sequence[Sequence[float]], row: int, column: int) -> None:
     flat = [value for series in values for value in series if math.isfinite(value)]
     low = round(math.log10(floor))
     high = max(low + 3, math.ceil(math.log10(max([*flat, floor]))))
@@ -281,9 +272,7 @@ def _logarithmic(
             col=column,
         )
         ticks, texts, bottom = [floor, *ticks], ["exact (0)", *texts], low - 0.4
-    fig.update_yaxes(
-        type="log", tickvals=ticks, ticktext=texts, range=[bottom, high + 0.1], row=row, col=column
-    )
+    fig.update_yaxes(type="log", tickvals=ticks, ticktext=texts, range=[bottom, high + 0.1], row=row, col=column)
 
 
 def _draw_time(fig: go.Figure, lines: Sequence[_Line], row: int, column: int) -> None:
@@ -337,8 +326,7 @@ def _style(fig: go.Figure, rows: int) -> None:
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
         legend=legend | {"y": 1 + 50 / plot, "yanchor": "bottom", "font": {"size": 15}},
-        legend2=legend
-        | {"y": -60 / plot, "yanchor": "top", "x": 1, "xanchor": "right", "font": {"size": 12}},
+        legend2=legend | {"y": -60 / plot, "yanchor": "top", "x": 1, "xanchor": "right", "font": {"size": 12}},
         hovermode="closest",
         uirevision="keep",
     )

@@ -97,13 +97,7 @@ class RunDirectory:
         if matches:
             raise RunError(f"{run!s} is the beginning of {len(matches)} runs: {_some(matches)}")
         near = difflib.get_close_matches(str(run), ids, n=3, cutoff=0.4)
-        hint = (
-            f"did you mean {_some(near)}?"
-            if near
-            else f"the latest are {_some(ids)}"
-            if ids
-            else "it is empty"
-        )
+        hint = f"did you mean {_some(near)}?" if near else f"the latest are {_some(ids)}" if ids else "it is empty"
         raise RunError(f"no run {str(run)!r} in {runs_root(root)}: {hint}")
 
     @property
@@ -172,9 +166,7 @@ class RunDirectory:
         metrics, rollouts = self.path / "metrics.jsonl", self.path / "rollouts.jsonl"
         kept = [line for _, line in complete_lines(metrics) if load_object(line)["step"] <= last]
         if len(kept) != last + 1:
-            raise RunError(
-                f"{metrics} has {len(kept)} steps up to step {last}, not {last + 1}: it was changed by hand"
-            )
+            raise RunError(f"{metrics} has {len(kept)} steps up to step {last}, not {last + 1}: it was changed by hand")
         replace_lines(metrics, kept)
         replace_lines(rollouts, [line for _, line in complete_lines(rollouts) if _step(line) <= last])
 

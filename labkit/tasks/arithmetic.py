@@ -45,9 +45,7 @@ class Arithmetic:
 
     def heldout(self, n: int, seed: int = 0) -> list[Problem]:
         rng = random.Random(seed)
-        return [
-            draw(lambda: self._expression(rng), heldout=True, fraction=HELDOUT_FRACTION) for _ in range(n)
-        ]
+        return [draw(lambda: self._expression(rng), heldout=True, fraction=HELDOUT_FRACTION) for _ in range(n)]
 
     def reward(self, problem: Problem, completion: str, finished: bool) -> float:
         _, mark, answer = completion.rpartition("#")

@@ -100,9 +100,7 @@ def _text(place: str, row: dict[str, Any], column: str, option: str) -> str:
     value = row[column]
     if not isinstance(value, str):
         found = "null" if value is None else f"{type(value).__name__} {str(value)[:40]}"
-        raise TaskError(
-            f"{place}, column {column!r}: must be text, got {found}; write it in quotes or drop the row"
-        )
+        raise TaskError(f"{place}, column {column!r}: must be text, got {found}; write it in quotes or drop the row")
     if not value.strip():
         raise TaskError(f"{place}, column {column!r}: is empty; fill it in or drop the row")
     return value

@@ -58,8 +58,7 @@ class ReasoningGym:
     def heldout(self, n: int, seed: int = 0) -> list[Problem]:
         rng = random.Random(seed)
         return [
-            draw(lambda: self._problem(rng), heldout=True, fraction=HELDOUT_FRACTION, tries=_TRIES)
-            for _ in range(n)
+            draw(lambda: self._problem(rng), heldout=True, fraction=HELDOUT_FRACTION, tries=_TRIES) for _ in range(n)
         ]
 
     def reward(self, problem: Problem, completion: str, finished: bool) -> float:

@@ -35,13 +35,9 @@ def _jsonl(path: Path) -> Iterator[tuple[str, Any]]:
         try:
             yield place, json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
         except json.JSONDecodeError as error:
-            raise TaskError(
-                f"{place}, column {error.colno}: not JSON: {error.msg}; mend or drop the line"
-            ) from None
+            raise TaskError(f"{place}, column {error.colno}: not JSON: {error.msg}; mend or drop the line") from None
         except UnicodeDecodeError as error:
-            raise TaskError(
-                f"{place}: not UTF-8 text at byte {error.start}; save the file as UTF-8"
-            ) from None
+            raise TaskError(f"{place}: not UTF-8 text at byte {error.start}; save the file as UTF-8") from None
 
 
 def _numbered(source: str, rows: Iterable[Any]) -> Iterator[tuple[str, Any]]:
@@ -92,9 +88,7 @@ def _check_hub(name: str) -> None:
             f"{name}: not found, neither as a file nor on the Hugging Face hub ({_one_line(error)})"
         ) from None
     except Exception as error:  # the HTTP library's own kinds of "no network"
-        raise TaskError(
-            f"{name}: no such file, and the Hugging Face hub can't be reached; {_OFFLINE}"
-        ) from error
+        raise TaskError(f"{name}: no such file, and the Hugging Face hub can't be reached; {_OFFLINE}") from error
 
 
 def _one_line(error: BaseException) -> str:

@@ -18,6 +18,7 @@ from labkit.models.decoder import Decoder
 from labkit.models.logprobs import token_logprobs
 from labkit.models.policy import Policy
 from labkit.models.rollouts import Rollouts
+from labkit.runs.record import Active
 from labkit.training import micro_batch
 from labkit.training.master_weights import MasterWeights
 from labkit.training.trainer import LossFn, Rows, Update
@@ -28,9 +29,7 @@ def _nothing() -> None:
 
 
 class LocalTrainer:
-    def __init__(
-        self, policy: Policy, experiment: Experiment, on_microstep: Callable[[], None] = _nothing
-    ) -> None:
+    def __init__(self, policy: Policy, experiment: Experiment, on_microstep: Callable[[], None] = _nothing) -> None:
         self.experiment, self.on_microstep = experiment, on_microstep
         self.num_layers = policy.config.num_layers
         self.model = self._build(policy)
@@ -57,9 +56,7 @@ class LocalTrainer:
         return self._score(self.reference, rollouts, micro_batches)[0]
 
     @torch.no_grad()
-    def _score(
-        self, model: Decoder, rollouts: Rollouts, micro_batches: Sequence[Rows]
-    ) -> tuple[Tensor, Tensor]:
+    def _score(self, model: Decoder, rollouts: Rollouts, micro_batches: Sequence[Rows]) -> tuple[Tensor, Tensor]:
         logprobs_BR = torch.zeros_like(rollouts.logprobs_BR)
         entropy_BR = torch.zeros_like(rollouts.logprobs_BR)
         for rows in micro_batches:
@@ -115,15 +112,15 @@ class LocalTrainer:
     def weights(self) -> dict[str, Tensor]:
         return self.model.weights()
 
-    def active(self) -> dict[str, dict[str, str]]:
+    def active(self) -> dict[str, Active]:
         linears = list(self.model.linears())
         kernel = "C quantiser" if native.available()[0] else "torch quantiser"
-        report = {}
+        report: dict[str, Active] = {}
         for gemm in ("fprop", "dgrad", "wgrad"):
             num_fp8 = sum(getattr(linear.precision, gemm) for _, _, linear in linears)
             detail = f"{num_fp8} of {len(linears)} layers, {self.experiment.recipe.scaling.short_str()}, {kernel}"
             report[f"train.{gemm}"] = (
-                {"state": "emulated", "detail": detail} if num_fp8 else {"state": "bf16", "detail": ""}
+                Active(state="emulated", detail=detail) if num_fp8 else Active(state="bf16", detail="")
             )
         return report
 

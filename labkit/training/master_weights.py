@@ -29,7 +29,7 @@ class MasterWeights:
             {"params": matrices, "weight_decay": settings.weight_decay},
             {"params": vectors, "weight_decay": 0.0},
         ]
-        self.optimizer = torch.optim.AdamW(groups, lr=settings.lr, betas=tuple(settings.betas), fused=True)
+        self.optimizer = torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, fused=True)
         self._publish()
 
     def learning_rate(self) -> float:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from labkit.fp8 import KVScales
 from labkit.models.rollouts import Rollouts
+from labkit.runs.record import Active
 
 Rows = Tensor
 """Indices of one micro-batch's sequences in the rollout batch, int64."""
@@ -45,8 +46,9 @@ class Trainer(Protocol):
     def weights(self) -> dict[str, Tensor]:
         """The BF16 copy under Hugging Face names: what the engine is refitted from."""
 
-    def active(self) -> dict[str, dict[str, str]]: ...
+    def active(self) -> dict[str, Active]: ...
 
-    def state_dict(self) -> dict[str, Any]: ...
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors by reference. "updates", an int, grows with every optimizer step: it tells whether they moved."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...

@@ -112,9 +112,7 @@ def test_unavailable_engines_and_trainers_may_be_written_down():
 
 def test_override_checks_and_leaves_the_original():
     experiment = Experiment()
-    changed = experiment.override(
-        {"recipe.rollout.kv_cache": True, "grpo": {"lr": 1e-5}, "sampling.top_k": 4}
-    )
+    changed = experiment.override({"recipe.rollout.kv_cache": True, "grpo": {"lr": 1e-5}, "sampling.top_k": 4})
     assert changed.recipe.rollout.kv_cache
     assert (changed.grpo.lr, changed.grpo.group_size, changed.sampling.top_k) == (1e-5, 8, 4)
     assert experiment == Experiment()

@@ -43,9 +43,7 @@ def test_bad_assignments(assignments, message):
 
 
 def test_apply():
-    experiment = apply(
-        Experiment(), ["recipe.rollout.kv_cache=true", "recipe.correction.name=none", "seed=3"]
-    )
+    experiment = apply(Experiment(), ["recipe.rollout.kv_cache=true", "recipe.correction.name=none", "seed=3"])
     assert experiment.recipe.rollout.kv_cache
     assert (experiment.recipe.correction.name, experiment.seed) == ("none", 3)
     with pytest.raises(ConfigError, match=r"^grpo\.lrr: no such setting; did you mean grpo\.lr"):

@@ -52,9 +52,7 @@ def test_bias_over_keys_only_is_shared_by_all_queries():
     bias[:, :, :, 30:] = HIDDEN
     found = math_attention(q, k, v, bias, sm_scale=D**-0.5)
     assert torch.equal(found, math_attention(q, k, v, bias.expand(B, 1, 40, 40), sm_scale=D**-0.5))
-    assert torch.allclose(
-        found, math_attention(q, k[:, :, :30], v[:, :, :30], bias[..., :30], sm_scale=D**-0.5)
-    )
+    assert torch.allclose(found, math_attention(q, k[:, :, :30], v[:, :, :30], bias[..., :30], sm_scale=D**-0.5))
 
 
 def test_scales_of_a_cache_enter_as_two_scalars():
@@ -84,9 +82,7 @@ def test_fp8_attention_error(queries):
     bias = torch.zeros(B, 1, queries, 40)
     scales = [float(t.abs().max()) / 448 for t in (q, k, v)]
     grids = [to_grid(t, scale) for t, scale in zip((q, k, v), scales, strict=True)]
-    found = fp8_attention(
-        *grids, bias, sm_scale=D**-0.5, q_scale=scales[0], k_scale=scales[1], v_scale=scales[2]
-    )
+    found = fp8_attention(*grids, bias, sm_scale=D**-0.5, q_scale=scales[0], k_scale=scales[1], v_scale=scales[2])
     assert found.dtype == torch.bfloat16
     assert found.shape == q.shape
     assert 0.03 < relative_error(found, reference(q, k, v, bias, D**-0.5)) < 0.06
@@ -101,9 +97,7 @@ def test_fp8_attention_equals_its_equations():
     weights = (scores - scores.amax(-1, keepdim=True)).exp()
     coded = (weights * 256).float().to(E4M3.dtype).double()
     expected = coded @ v * 0.01 / 256 / weights.sum(-1, keepdim=True)
-    assert (
-        relative_error(found, expected) < 0.003
-    )  # bfloat16 output, and ties that float32 scores break otherwise
+    assert relative_error(found, expected) < 0.003  # bfloat16 output, and ties that float32 scores break otherwise
 
 
 def test_small_probabilities_survive_because_of_the_offset():

@@ -58,10 +58,7 @@ def test_processes_starting_together_share_one_library(monkeypatch, tmp_path):
     if not native.available()[0]:
         pytest.skip(native.available()[1])
     monkeypatch.setenv("LABKIT_CACHE", str(tmp_path))
-    workers = [
-        subprocess.Popen([sys.executable, "-c", ONE_CALL], stdout=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
+    workers = [subprocess.Popen([sys.executable, "-c", ONE_CALL], stdout=subprocess.PIPE, text=True) for _ in range(2)]
     for worker in workers:
         output = worker.communicate(timeout=120)[0]
         assert worker.returncode == 0

@@ -73,9 +73,7 @@ def test_rounding_is_to_nearest_ties_to_even():
     values = codes.view(torch.float8_e4m3fn).double()
     middle = (values[:-1] + values[1:]) / 2
     even = torch.where(codes[:-1] % 2 == 0, codes[:-1], codes[1:])
-    row = torch.cat([middle, middle * (1 + 2**-20), middle * (1 - 2**-20), torch.tensor([448.0])]).float()[
-        None
-    ]
+    row = torch.cat([middle, middle * (1 + 2**-20), middle * (1 - 2**-20), torch.tensor([448.0])]).float()[None]
     expected = torch.cat([even, codes[1:], codes[:-1], torch.tensor([126], dtype=torch.uint8)])[None]
     assert torch.equal(quantize(row, "e4m3", None, "fp32", "te").codes, expected)
 

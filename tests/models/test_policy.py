@@ -38,9 +38,7 @@ def test_tiny_sampled_leaves_rl_something_to_do(tiny, complete):
 def test_tiny_can_do_every_step_when_greedy(tiny, complete):
     """Started on a scratchpad, the most likely continuation is right: only the slips are left to unlearn."""
     problems = Arithmetic().heldout(256)
-    texts = complete(
-        tiny.decoder(), tiny.tokenizer, [p.prompt + p.prompt[0] for p in problems], 53, seed=None
-    )
+    texts = complete(tiny.decoder(), tiny.tokenizer, [p.prompt + p.prompt[0] for p in problems], 53, seed=None)
     assert sum(map(right, problems, texts)) / len(problems) >= 0.95
 
 

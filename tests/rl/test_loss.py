@@ -11,9 +11,7 @@ from labkit.rl import LossTerms, correction, grpo_loss
 NAN = math.nan
 
 
-def loss(
-    c, p, advantages, weights=None, mask=None, reference=None, num_tokens=None, num_sequences=None, **changes
-):
+def loss(c, p, advantages, weights=None, mask=None, reference=None, num_tokens=None, num_sequences=None, **changes):
     """LossTerms and d loss / dc."""
     c = torch.as_tensor(c).detach().clone().requires_grad_()
     mask = torch.ones_like(c) if mask is None else torch.as_tensor(mask)
@@ -187,9 +185,7 @@ def random_batch(seed: int, B: int = 6, T: int = 5):
 @given(st.integers(0, 10**6), st.sampled_from(["token", "sequence"]), st.integers(1, 5))
 def test_micro_batches_add_up_to_the_batch(seed, level, cut):
     c, p, r, weights, mask, advantages = random_batch(seed)
-    totals = dict(
-        num_tokens=int(mask.sum()), num_sequences=len(mask), loss_level=level, kl_coef=0.1, dual_clip=3.0
-    )
+    totals = dict(num_tokens=int(mask.sum()), num_sequences=len(mask), loss_level=level, kl_coef=0.1, dual_clip=3.0)
     whole, gradient = loss(c, p, advantages, weights, mask, r, **totals)
     parts = [
         loss(c[rows], p[rows], advantages[rows], weights[rows], mask[rows], r[rows], **totals)

@@ -19,7 +19,12 @@ def test_tokens_are_drawn_with_their_probability() -> None:
 
 
 def test_g_is_the_log_probability_of_the_distribution_sampled_from() -> None:
-    for sampling in (Sampling(), Sampling(temperature=0.6), Sampling(top_p=0.8), Sampling(top_k=3, top_p=0.9)):
+    for sampling in (
+        Sampling(),
+        Sampling(temperature=0.6),
+        Sampling(top_p=0.8),
+        Sampling(top_k=3, top_p=0.9),
+    ):
         tokens, g = sample(LOGITS.expand(512, -1), sampling, torch.Generator().manual_seed(0))
         p, _ = token_logprobs(LOGITS.expand(512, -1), tokens, sampling)
         assert torch.equal(g, p), sampling
@@ -30,9 +35,7 @@ def test_temperature_enters_before_the_softmax() -> None:
     tokens = torch.arange(4)
     sampler, _ = token_logprobs(LOGITS.expand(4, -1), tokens, Sampling(temperature=0.6))
     forgot, _ = token_logprobs(LOGITS.expand(4, -1), tokens, Sampling())
-    torch.testing.assert_close(
-        (forgot - sampler).exp(), torch.tensor([0.793, 1.544, 3.008, 5.858]), atol=1e-3, rtol=0
-    )
+    torch.testing.assert_close((forgot - sampler).exp(), torch.tensor([0.793, 1.544, 3.008, 5.858]), atol=1e-3, rtol=0)
 
 
 def test_top_p_keeps_the_smallest_nucleus_and_renormalises() -> None:

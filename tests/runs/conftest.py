@@ -39,9 +39,7 @@ def make_record(step: int, **changes: Any) -> StepRecord:
             **({"accuracy": 0.25, "token_mult_prob_error": 1.002, "gen_kl_error": 1e-4} if trained else {}),
             **({"ess": 0.99, "kept_share": 0.5} if trained else {}),
         },
-        "timings": {"generate": 1.0, "update": 0.5, "refit": 0.5, "evaluate": 9.0}
-        if trained
-        else {"evaluate": 9.0},
+        "timings": {"generate": 1.0, "update": 0.5, "refit": 0.5, "evaluate": 9.0} if trained else {"evaluate": 9.0},
         "tokens": {"prompt": 100, "generated": 300, "trained": 200, "padded": 250} if trained else {},
         "active": {"rollout.linears": {"state": "emulated", "detail": "9 layers"}},
         "engine": {"weight_version": max(step - 1, 0), "scale_version": max(step - 1, 0)},

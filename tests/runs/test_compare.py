@@ -3,7 +3,7 @@ from collections.abc import Callable
 
 import pytest
 
-from labkit.runs.compare import EMULATED, compare, labels, summarize, throughput
+from labkit.runs.compare import EMULATED, compare, labels, summarize, throughput, tmpe_text
 from labkit.runs.process import Run
 from labkit.runs.record import StepRecord
 
@@ -67,3 +67,12 @@ def test_the_table_shows_every_run(finished_run: Make) -> None:
 def test_nothing_to_compare_is_an_error() -> None:
     with pytest.raises(ValueError, match="at least one run"):
         compare([])
+
+
+def test_exact_and_nearly_exact_are_told_apart() -> None:
+    assert [tmpe_text(value) for value in (1.0, 1.0000003, 1.01, math.nan)] == [
+        "1 (exact)",
+        "1 + 3.0e-07",
+        "1.01000",
+        "–",
+    ]

@@ -91,9 +91,7 @@ def test_a_directory_with_missing_files_still_opens(run: Run) -> None:
     assert opened.status.reason == "state.json is missing"
 
 
-def test_the_worker_gets_sleeping_threads_and_their_number(
-    small: Experiment, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_worker_gets_sleeping_threads_and_their_number(small: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "7")

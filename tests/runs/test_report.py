@@ -55,9 +55,7 @@ def test_seeds_of_a_recipe_share_colour_and_dash_and_recipes_do_not(finished_run
 
 def test_emulated_speed_is_labelled(finished_run: Make) -> None:
     assert EMULATED in figure([finished_run()], ["throughput"]).layout.annotations[0].text
-    assert (
-        EMULATED not in figure([finished_run("bf16", exact=True)], ["throughput"]).layout.annotations[0].text
-    )
+    assert EMULATED not in figure([finished_run("bf16", exact=True)], ["throughput"]).layout.annotations[0].text
 
 
 def test_any_metric_can_be_drawn_and_unknown_ones_are_refused(finished_run: Make) -> None:

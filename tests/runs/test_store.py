@@ -148,9 +148,7 @@ def test_a_state_is_overwritten_in_place_when_no_file_can_be_made(directory: Run
 
 
 @pytest.mark.parametrize("content", [None, "", "[]", '{"unknown": 1}'])
-def test_a_lost_or_damaged_state_is_a_failure_with_a_reason(
-    directory: RunDirectory, content: str | None
-) -> None:
+def test_a_lost_or_damaged_state_is_a_failure_with_a_reason(directory: RunDirectory, content: str | None) -> None:
     path = directory.path / "state.json"
     if content is None:
         path.unlink()

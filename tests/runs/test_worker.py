@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,25 @@ def uninterrupted(small: Experiment, tmp_path_factory: pytest.TempPathFactory) -
     return run
 
 
+@pytest.fixture(autouse=True)
+def _no_worker_is_left_behind(tmp_path: Path) -> Iterator[None]:
+    yield
+    for run in Run.all(tmp_path):
+        run.kill()
+
+
 def until(condition: Callable[[], bool], run: Run) -> None:
     deadline = time.monotonic() + LIMIT
     while not condition():
         assert run.alive, f"{run.status}\n{run.log()}"
         assert time.monotonic() < deadline, f"{run.status} for too long"
+        time.sleep(0.02)
+
+
+def until_dead(run: Run) -> None:
+    deadline = time.monotonic() + 5
+    while run.alive:
+        assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
@@ -64,9 +78,7 @@ def assert_same(run: Run, other: Run) -> None:
 def test_a_run_completes_all_steps_and_learns(uninterrupted: Run, small: Experiment) -> None:
     records = uninterrupted.records()
     assert [record.step for record in records] == list(range(small.steps + 1))
-    assert any(record.metric("grad_norm") > 0 for record in records), (
-        "nothing was trained, so nothing is tested"
-    )
+    assert any(record.metric("grad_norm") > 0 for record in records), "nothing was trained, so nothing is tested"
     assert len({record.metric("token_mult_prob_error") for record in records[1:]}) > 1
     assert len(uninterrupted.samples(3)) == small.keep_rollouts
     assert [event["event"] for event in uninterrupted.directory.events()] == [
@@ -105,8 +117,9 @@ def test_paused_killed_and_resumed_is_bit_for_bit_the_same(
     assert len(run.records()) == steps
     Run.open(run.path).resume()
     until(lambda: len(run.records()) > steps, run)
-    run.kill()
-    assert str(run.status) == "failed (killed)"
+    os.kill(run.status.pid or 0, signal.SIGKILL)  # as the system does when memory runs out
+    until_dead(run)
+    assert str(run.status).startswith("failed (worker ended without a word: ")
     with (run.path / "metrics.jsonl").open("ab") as file:
         file.write(b'{"schema": 1, "step": 99, "metr')
     assert [record.step for record in run.records()] == list(range(len(run.records())))

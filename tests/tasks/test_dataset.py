@@ -21,9 +21,7 @@ def questions(tmp_path):
 
 
 def test_jsonl(questions):
-    task = load_task(
-        f"dataset:{questions}", {"template": "Q: {prompt} {x}\nA:", "stop": "\n", "max_new_tokens": 8}
-    )
+    task = load_task(f"dataset:{questions}", {"template": "Q: {prompt} {x}\nA:", "stop": "\n", "max_new_tokens": 8})
     assert (task.name, task.stop, task.max_new_tokens) == (f"dataset:{questions}", "\n", 8)
     held_out = {problem.prompt for problem in task.heldout(1000)}
     rng = random.Random(0)
@@ -53,9 +51,7 @@ def test_a_folder_of_data_files(questions):
 
 
 def test_columns_can_be_named(tmp_path):
-    path = write(
-        tmp_path / "named.jsonl", [{"q": row["prompt"], "a": row["answer"], "id": 1} for row in ROWS]
-    )
+    path = write(tmp_path / "named.jsonl", [{"q": row["prompt"], "a": row["answer"], "id": 1} for row in ROWS])
     task = DatasetTask(str(path), DatasetOptions(prompt_column="q", answer_column="a"))
     assert task.sample(random.Random(0)) in [Problem(row["prompt"], row["answer"]) for row in ROWS]
 

@@ -37,7 +37,10 @@ ROW = {**FP8, "scaling": {"granularity": "row"}}
 WITH_HEAD = {**FP8, "keep_bf16": {"lm_head": False}}
 
 
-@pytest.mark.parametrize("recipe", [BF16, FP8, LAST_TWO_BF16, ROW, WITH_HEAD], ids=["bf16", "fp8", "keep", "row", "head"])
+ALIKE = {"bf16": BF16, "fp8": FP8, "keep": LAST_TWO_BF16, "row": ROW, "head": WITH_HEAD}
+
+
+@pytest.mark.parametrize("recipe", ALIKE.values(), ids=ALIKE)
 @pytest.mark.parametrize("packing", [True, False], ids=["packed", "padded"])
 def test_same_recipe_and_kernels_on_both_sides_give_p_equal_to_g(recipe: dict, packing: bool) -> None:
     exp = experiment(recipe, **{"grpo.packing": packing})
@@ -158,12 +161,10 @@ def test_calibration_follows_the_weights_and_ignores_padding() -> None:
     exp = experiment({"rollout": {"kv_cache": True}})
     trainer = LocalTrainer(models.load("tiny"), exp)
     policy = models.load("tiny")
-    engine = LocalEngine(policy.config, exp.recipe.model_copy(update={"rollout": exp.recipe.rollout.model_copy(update={"kv_cache": False})}))
+    engine = LocalEngine(policy.config, exp.recipe.override({"rollout.kv_cache": False}))
     engine.refit(trainer.weights(), None, 0)
     request = Request(exp.sampling, 40, frozenset({2}), samples_per_prompt=6)
-    rollouts = engine.generate(
-        [policy.tokenizer.encode(p) for p in PROMPTS], request, torch.Generator().manual_seed(0)
-    )
+    rollouts = engine.generate([policy.tokenizer.encode(p) for p in PROMPTS], request, torch.Generator().manual_seed(0))
     scales = trainer.calibrate(rollouts, micro_batches(rollouts), version=3)
     scales.validate(policy.config.num_layers)
     assert scales.version == 3

@@ -41,9 +41,7 @@ def available() -> tuple[bool, str]:
     return library is not None, reason
 
 
-def fake_quantize(
-    x_MK: Tensor, fmt: str, tile: Tile, scale: str, formula: str, out_dtype: torch.dtype
-) -> Tensor:
+def fake_quantize(x_MK: Tensor, fmt: str, tile: Tile, scale: str, formula: str, out_dtype: torch.dtype) -> Tensor:
     """As ``emulation.torch_fake_quantize``, for a 2-D bfloat16 or float32 tensor on the CPU."""
     x_MK = x_MK.contiguous()
     out = torch.empty(x_MK.shape, dtype=out_dtype)
@@ -114,9 +112,7 @@ def _build(command: list[str]) -> Path:
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache) as folder:
             built = Path(folder) / path.name
-            subprocess.run(
-                [*command, "-o", str(built), str(SOURCE)], capture_output=True, text=True, check=True
-            )
+            subprocess.run([*command, "-o", str(built), str(SOURCE)], capture_output=True, text=True, check=True)
             built.replace(path)
     return path
 
