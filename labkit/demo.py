@@ -220,6 +220,8 @@ _QUANTITIES: list[tuple[str, str, Callable[[Summary], float], str]] = [
     ("tmpe_excess", "TMPE − 1, median", lambda s: s.tmpe_median - 1.0, ".1e"),
     ("gen_kl", "generation KL, mean", lambda s: s.gen_kl, ".1e"),
     ("ess", "ESS, mean", lambda s: s.ess, ".4f"),
+    ("rollout_rate", "rollout tok/s", lambda s: s.throughput.rollout, ",.0f"),
+    ("train_rate", "train tok/s", lambda s: s.throughput.train, ",.0f"),
     ("end_to_end", "end-to-end tok/s", lambda s: s.throughput.end_to_end, ",.0f"),
     ("step_seconds", "seconds per step", lambda s: s.step_seconds, ".2f"),
 ]

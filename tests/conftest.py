@@ -2,8 +2,8 @@
 
 import os
 
-from labkit.runs.process import KERNEL_ENVIRONMENT
+from labkit.runs.process import BATCH_INVARIANT_KERNELS, SLEEPING_THREADS
 
-for _name, _value in KERNEL_ENVIRONMENT.items():
+for _name, _value in {**SLEEPING_THREADS, **BATCH_INVARIANT_KERNELS}.items():
     os.environ.setdefault(_name, _value)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -73,11 +73,11 @@ def test_seeds_must_be_positive() -> None:
         demo.run_demo(seeds=0)
 
 
-def test_the_demo_runs_three_recipes_one_after_the_other(tmp_path: Path) -> None:
+def test_the_demo_runs_three_recipes_side_by_side(tmp_path: Path) -> None:
     seen = []
     runs = demo.run_demo(steps=1, progress=lambda run, record: seen.append((run.id, record.step)), root=tmp_path)
     assert [run.experiment.recipe.name for run in runs] == list(demo.RECIPES)
-    assert seen == [(run.id, step) for run in runs for step in (0, 1)]
+    assert sorted(seen) == sorted((run.id, step) for run in runs for step in (0, 1))
     assert all(run.state == "done" for run in runs)
-    bf16, rollout, _ = demo.arms(runs)
-    assert bf16.mean(lambda s: s.tmpe_median) < 1.0001 < rollout.mean(lambda s: s.tmpe_median)
+    bf16, rollout, both = (arm.mean(lambda s: s.tmpe_median) for arm in demo.arms(runs))
+    assert bf16 == both == 1.0 < rollout

@@ -105,6 +105,7 @@ MODEL_DEFAULTS: dict[str, dict[str, Any]] = {
     "smollm2": {
         "grpo.prompts_per_step": 8,
         "grpo.group_size": 8,
+        "grpo.micro_batch": 64,
         "grpo.lr": 4e-5,
         "grpo.lr_decay": "linear",
         "trainer_attention": "sdpa",

@@ -109,6 +109,12 @@ class LinearFormat:
         tile = self.tiles(1, in_features, out_features).w
         return quantize(weight.detach(), self.fmt, tile, self.scale, self.formula)
 
+    def weight_operand(self, weight: Tensor) -> Tensor:
+        """The same weight quantised and dequantised: what an emulated fprop multiplies with."""
+        out_features, in_features = weight.shape
+        tile = self.tiles(1, in_features, out_features).w
+        return fake_quantize(weight.detach(), self.fmt, tile, self.scale, self.formula)
+
     def tiles(self, tokens: int, in_features: int, out_features: int) -> OperandTiles:
         """The tiles for x [tokens, in_features] and w [out_features, in_features]; the table above."""
         if self.granularity == "tensor":
@@ -201,6 +207,10 @@ class Float8Linear(nn.Module):
             self._loaded = None
         return self._loaded
 
+    def operand(self) -> Tensor:
+        """What fprop multiplies with: the weight, or its dequantised FP8 values."""
+        return self.weight.detach() if self.precision.inactive else self._current_operands().fprop
+
     def _tiles(self) -> OperandTiles:
         return self.precision.tiles(1, self.in_features, self.out_features)
 
@@ -218,7 +228,7 @@ class Float8Linear(nn.Module):
         if loaded is not None and p.fprop:
             fprop = loaded.quantized.dequantize(weight.dtype if p.scale == "pow2" else torch.float32)
         elif p.fprop:
-            fprop = fake_quantize(weight, p.fmt, tiles.w, p.scale, p.formula)
+            fprop = p.weight_operand(weight)
         if p.dgrad and p.fprop and tiles.w == tiles.dgrad_w:
             dgrad = fprop
         elif p.dgrad:

@@ -4,8 +4,9 @@ Both hold the batch in the layout of `Rollouts` (columns of T, prompts padded on
 real tokens pass through the linear layers, [1, N, D] with N the tokens of the micro-batch; they are put back into
 their padded places for the attention alone, which is where sequences must stay apart.
 
-`kernel` is "math" (the rollout engine's own arithmetic, `labkit.fp8.math_attention`) or "sdpa"
-(torch's fused kernel: another order of summation, hence a small mismatch with the rollout).
+`kernel` is "math" (the rollout engine's own arithmetic, `labkit.fp8.math_attention`) or "sdpa" (torch's
+scaled_dot_product_attention, which keeps FP32 scores: other roundings, hence a small mismatch with the rollout, as
+between any two engines).
 """
 
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from labkit.fp8 import AmaxObserver, math_attention
 from labkit.models.decoder import Attention
@@ -35,7 +37,8 @@ def _math(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     groups = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias.to(q.dtype))
+    with sdpa_kernel(SDPBackend.MATH):  # its flash kernel for CPUs takes six times as long at these lengths
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias.to(q.dtype))
 
 
 KERNELS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {"math": _math, "sdpa": _sdpa}

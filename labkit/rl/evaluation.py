@@ -23,8 +23,13 @@ if TYPE_CHECKING:
 
 class HeldOut:
     def __init__(
-        self, policy: "Policy", prompter: "Prompter", request: Request, num_prompts: int, on_microstep: "Callable[[], None]"
-    ) -> None:  # fmt: skip
+        self,
+        policy: "Policy",
+        prompter: "Prompter",
+        request: Request,
+        num_prompts: int,
+        on_microstep: "Callable[[], None]",
+    ) -> None:
         self.engine = LocalEngine(policy.config, Recipe(), policy.tokenizer.pad_id, on_microstep)
         self.prompter, self.request = prompter, request
         self.problems = prompter.task.heldout(num_prompts)

@@ -140,14 +140,18 @@ class Loop:
             return term.loss
 
         counting = [rows for rows in mini_batch.carrying if self.settings.kl_coef or weights.applied[rows].any()]
-        return self.trainer.update(rollouts, counting, loss), terms
+        update = self.trainer.update(rollouts, counting, loss)
+        if mini_batch.carrying and not counting:
+            why = f"every sequence was rejected by {self.recipe.correction.short_str()}"
+            update = dataclasses.replace(update, skipped=why)
+        return update, terms
 
     def _refit(self, watch: Stopwatch) -> None:
         weights = self.trainer.weights()
         with watch("refit"):
             self.engine.refit(weights, self.scales, self.version)
         with watch("verify"):
-            verify(self.engine, weights, self.scales, self.version)
+            verify(self.engine, self.recipe, weights, self.scales, self.version)
 
     def _calibrate_on_prompts(self) -> KVScales:
         """Before step 1: the prompts that step 1 will use, without disturbing the order of the data."""

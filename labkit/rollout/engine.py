@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from labkit.fp8 import KVScales, Quantized
+from labkit.fp8 import KVScales
 from labkit.models.rollouts import Rollouts
 from labkit.runs.record import Active
 
@@ -47,8 +47,8 @@ class Engine(Protocol):
 
     def state(self) -> EngineState: ...
 
-    def read_back(self) -> Iterator[tuple[str, Tensor | Quantized]]:
-        """Every weight the engine computes with, under its Hugging Face name."""
+    def read_back(self) -> Iterator[tuple[str, Tensor]]:
+        """Every weight the engine computes with, under its Hugging Face name; FP8 ones dequantised."""
 
     def active(self) -> dict[str, Active]:
         """component -> {"state": fp8 | emulated | bf16, "detail": how}, as it really runs."""

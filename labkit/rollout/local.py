@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from labkit.config import Recipe
-from labkit.fp8 import AmaxObserver, KVScales, LinearFormat, Quantized, native
+from labkit.fp8 import AmaxObserver, KVScales, LinearFormat, native
 from labkit.models.attention import ObservedAttention
 from labkit.models.decoder import Decoder, DecoderConfig
 from labkit.models.rollouts import Rollouts
@@ -128,8 +128,7 @@ class LocalEngine:
         for name, parameter in self.model.named_parameters():
             parameter.copy_(weights[name])
         for _, _, linear in self.model.linears():
-            if linear.precision.fprop:
-                linear.load_quantized(linear.precision.quantize_weight(linear.weight))
+            linear.requantize()
         engine_side = self.recipe.rollout.kv_cache and self.recipe.recalibration.policy == "engine"
         self._calibrate_on_next_prompt = engine_side
         self.kv_precision = replace(self.kv_precision, scales=kv_scales)
@@ -157,18 +156,14 @@ class LocalEngine:
     def state(self) -> EngineState:
         return EngineState(self.weight_version, self.kv_precision.scales)
 
-    def read_back(self) -> Iterator[tuple[str, Tensor | Quantized]]:
-        quantised = {name: linear.quantized() for _, name, linear in self.model.linears()}
-        for name, tensor in self.model.weights().items():
-            yield name, quantised.get(name) or tensor
-        head = quantised.get("lm_head.weight")
-        if self.config.tie_word_embeddings and head is not None:
-            yield "lm_head.weight", head  # the embedding it is tied to stays BF16
+    def read_back(self) -> Iterator[tuple[str, Tensor]]:
+        operands = {name: linear.operand() for _, name, linear in self.model.linears()}
+        yield from {**self.model.weights(), **operands}.items()
 
     def active(self) -> dict[str, Active]:
         """Read from the modules and the cache themselves, not from the Recipe."""
         linears = list(self.model.linears())
-        num_fp8 = sum(linear.quantized() is not None for _, _, linear in linears)
+        num_fp8 = sum(linear.precision.fprop for _, _, linear in linears)
         scales = self.kv_precision.scales
         off = Active(state="bf16", detail="")
         kernel = "C quantiser" if native.available()[0] else "torch quantiser"

@@ -1,52 +1,60 @@
-"""Refit the engine and prove it: what the engine holds afterwards is read back and compared.
+"""Prove a refit: what the engine computes with afterwards is read back and compared with what was sent.
 
-Silent refit failures are common and expensive: calibrated scales that never arrive and default to 1.0, experts
-that load with an identity scale, weights one version behind. So after every refit
+Silent refit failures are common and expensive: calibrated scales that never arrive and default to 1.0, experts that
+load with an identity scale, weights one version behind. So after every refit, bit for bit,
 
 * the weight version and the whole set of Q/K/V scales must equal what was sent;
-* every BF16 weight must equal the trainer's, bit for bit;
-* every FP8 weight must dequantise to within half a unit in the last place of the trainer's BF16 weight:
-      |w - dequant(q)| <= max(|w| * 2^-(m+1), s * 2^(emin - m - 1)) ,   m mantissa bits, s the block's scale.
+* every BF16 weight must equal the trainer's BF16 copy;
+* every weight that the Recipe makes FP8 must equal that copy quantised by the Recipe's own rule. An engine that left
+  such a weight in BF16 fails here too.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
 
-from labkit.fp8 import FORMATS, KVScales, Quantized
+from labkit.config import Recipe
+from labkit.fp8 import KVScales, LinearFormat
 from labkit.rollout.engine import Engine
+
+_LINEAR = re.compile(r"model\.layers\.(\d+)\..*_proj\.weight")
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 class RefitError(RuntimeError):
     """The engine does not hold what the trainer sent."""
 
 
-def verify(engine: Engine, weights: Mapping[str, Tensor], kv_scales: KVScales | None, version: int) -> None:
+def verify(
+    engine: Engine, recipe: Recipe, weights: Mapping[str, Tensor], kv_scales: KVScales | None, version: int
+) -> None:
     state = engine.state()
     if state.weight_version != version:
         raise RefitError(f"the engine says weight version {state.weight_version}, the trainer sent {version}")
     if state.kv_scales != kv_scales:
         raise RefitError(f"the engine holds scales {state.kv_scales}, the trainer sent {kv_scales}")
-    for name, held in engine.read_back():
-        sent = weights.get(name, weights["model.embed_tokens.weight"])
-        if isinstance(held, Quantized):
-            _check_quantised(name, held, sent)
-        elif not torch.equal(held, sent):
-            raise RefitError(f"{name} in the engine differs from the trainer's BF16 copy")
+    held = dict(engine.read_back())
+    for name, expected, how in _expected(recipe, weights):
+        if name not in held:
+            raise RefitError(f"{name} is not in the engine")
+        if not torch.equal(held[name], expected):
+            raise RefitError(f"{name} in the engine differs from the trainer's BF16 copy{how}")
 
 
-def _check_quantised(name: str, held: Quantized, sent: Tensor) -> None:
-    fmt = FORMATS[held.fmt]
-    error = (held.dequantize() - sent.float()).abs()
-    half_ulp = torch.maximum(
-        sent.float().abs() * 2.0 ** -(fmt.mantissa_bits + 1),
-        held.element_scales() * 2.0 ** (fmt.min_exponent - fmt.mantissa_bits - 1),
-    )
-    # An FP32 scale is itself rounded, which can move a tie by a few FP32 roundings.
-    if bool((error > half_ulp * (1 + 2.0**-20)).any()):
-        worst = int((error / half_ulp.clamp(min=1e-38)).argmax())
-        raise RefitError(
-            f"{name} in the engine is not the trainer's weight quantised: element {worst} is off by "
-            f"{error.flatten()[worst]:.3g}, half a unit in the last place is {half_ulp.flatten()[worst]:.3g}"
-        )
+def _expected(recipe: Recipe, weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor, str]]:
+    """(name, value, how it was made) of every weight the engine should compute with."""
+    fmt = LinearFormat.from_recipe(recipe, side="rollout")
+    layers = {name: int(match[1]) for name in weights if (match := _LINEAR.fullmatch(name))}
+    num_layers = max(layers.values()) + 1
+    quantised = {name for name, layer in layers.items() if fmt.fprop and recipe.covers(layer, num_layers)}
+    if fmt.fprop and recipe.covers(None, num_layers):
+        quantised.add(_HEAD)
+        if _HEAD not in weights:  # tied: the head is FP8, the embedding it shares its values with is not
+            yield _HEAD, fmt.weight_operand(weights[_EMBEDDING]), ", quantised"
+    for name, weight in weights.items():
+        if name in quantised:
+            yield name, fmt.weight_operand(weight), ", quantised"
+        else:
+            yield name, weight, ""

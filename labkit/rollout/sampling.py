@@ -1,7 +1,8 @@
 """Draw a token and report its log-probability under exactly the distribution it was drawn from.
 
-Exponential race: with E_v ~ Exp(1) independent, argmax_v p_v / E_v is distributed as p. Done in log space:
-argmax_v (log p_v - log E_v). `restrict` has put -inf on every token outside top-k / top-p.
+Inversion: with u uniform in [0, 1), the token is the first v whose cumulative probability exceeds u. One random
+number a row, whatever the vocabulary; the sum runs in FP64, so that the rarest of 50,000 tokens keeps its probability.
+`restrict` has put probability 0 on every token outside top-k / top-p, and inversion never draws one.
 """
 
 from typing import TYPE_CHECKING
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 def sample(logits_NV: Tensor, sampling: "Sampling", generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Tokens [N] and their log-probabilities g [N] (FP32, nats)."""
     logprobs_NV = restrict(logits_NV, sampling).log_softmax(-1)
-    race_NV = torch.empty_like(logprobs_NV).exponential_(generator=generator).log_()
-    tokens_N = (logprobs_NV - race_NV).argmax(-1)
+    cumulative_NV = logprobs_NV.double().exp().cumsum(-1)
+    uniform_N1 = torch.rand(len(logits_NV), 1, dtype=torch.float64, generator=generator)
+    # Rounding leaves the last sum a little off 1: u is scaled to it, so that some token always exceeds it.
+    tokens_N = torch.searchsorted(cumulative_NV, uniform_N1 * cumulative_NV[:, -1:], right=True)[:, 0]
     return tokens_N, logprobs_NV.gather(-1, tokens_N[:, None])[:, 0]

@@ -89,10 +89,8 @@ class LocalTrainer:
         if not micro_batches:
             self.master.skip()
             return Update(learning_rate, 0.0, skipped="no sequence of this mini-batch carries a gradient")
-        if culprit := self.master.non_finite():
-            self.master.skip()
-            return Update(learning_rate, float("nan"), skipped=f"the gradient of {culprit} is not finite")
-        return Update(learning_rate, self.master.step())
+        norm, culprit = self.master.step()
+        return Update(learning_rate, norm, f"the gradient of {culprit} is not finite" if culprit else "")
 
     # ---- recalibration and refit
 

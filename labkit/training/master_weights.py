@@ -53,22 +53,23 @@ class MasterWeights:
                 master.grad += parameter.grad
             parameter.grad = None
 
-    def non_finite(self) -> str:
-        """Name of the first parameter with a NaN or inf in its gradient, or ""."""
-        for name, parameter in self.parameters.items():
-            if parameter.grad is not None and not bool(parameter.grad.isfinite().all()):
-                return name
-        return ""
+    def step(self) -> tuple[float, str]:
+        """Clip, update, publish: the gradient norm before clipping, and "".
 
-    def step(self) -> float:
-        """Clip, update, publish. Returns the gradient norm before clipping."""
+        With a NaN or inf in the gradient nothing is updated; then the second is the name of the first such parameter.
+        """
         norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.settings.max_grad_norm)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.learning_rate()
-        self.optimizer.step()
-        self._publish()
+        culprit = ""
+        if not norm.isfinite():
+            grads = ((name, p.grad) for name, p in self.parameters.items() if p.grad is not None)
+            culprit = next((name for name, grad in grads if not grad.isfinite().all()), "all parameters together")
+        else:
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.learning_rate()
+            self.optimizer.step()
+            self._publish()
         self.skip()
-        return float(norm)
+        return float(norm), culprit
 
     def skip(self) -> None:
         """Drop the gradients; the schedule goes on, so that it ends where the Experiment says."""

@@ -121,7 +121,7 @@ def test_a_fully_rejected_batch_updates_nothing_and_goes_on() -> None:
         assert record.metrics["kept_share"] == 0.0
         assert record.metrics["ess"] == 0.0
         assert record.metrics["grad_norm"] is None
-        assert record.events == ["update skipped: every sequence was rejected by geometric-mask 1-1"]
+        assert record.events == ["update skipped: every sequence was rejected by geometric-mask1-1"]
 
 
 @pytest.mark.parametrize(
@@ -150,10 +150,11 @@ def test_several_updates_leave_the_first_on_policy_and_the_next_off() -> None:
 
 
 def test_the_policy_learns() -> None:
-    """Thirty small steps lift the rollout accuracy well above the start."""
-    records = run("fp8-e2e", steps=24, **{"grpo.prompts_per_step": 8, "grpo.group_size": 8, "grpo.lr": 4e-4})[1:]
+    """Twenty-four half-size steps at the default learning rate lift the accuracy well above the start."""
+    changes = {"grpo.prompts_per_step": 8, "grpo.group_size": 8, "grpo.lr": 3e-4, "sampling.max_new_tokens": None}
+    records = run("fp8-e2e", steps=24, **changes)[1:]
     accuracy = [record.metrics["accuracy"] for record in records]
-    assert sum(accuracy[-5:]) / 5 > sum(accuracy[:3]) / 3 + 0.2
+    assert sum(accuracy[-5:]) / 5 > sum(accuracy[:5]) / 5 + 0.2
 
 
 def test_mistakes_are_named_before_anything_runs() -> None:
