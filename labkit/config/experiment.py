@@ -95,8 +95,8 @@ class Experiment(Settings):
     task_options: Annotated[dict[str, Any], AfterValidator(_plain)] = Field(default={})
     grpo: GRPO = GRPO()
     sampling: Sampling = Sampling()
-    engine: Literal["local", "vllm"] = "local"
-    trainer: Literal["local", "te"] = "local"
+    engine: Literal["local"] = "local"
+    trainer: Literal["local"] = "local"
     trainer_attention: Literal["math", "sdpa"] = "math"  # math: the same kernels as the rollout
     steps: Int = Field(default=60, ge=1)
     eval_every: Int = Field(default=20, ge=1)

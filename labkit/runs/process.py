@@ -228,8 +228,9 @@ class Run:
 # Waiting OpenMP threads sleep rather than spin: on a shared machine spinning costs up to 60 times the work.
 SLEEPING_THREADS = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}
 
-# oneDNN's AMX kernels sum a row of a BF16 product in an order that depends on how many rows there are, so a token scored
-# in a batch gets another log-prob than it had when it was sampled. The older kernels don't, at up to twice the time.
+# oneDNN's AMX kernels sum a row of a BF16 product in an order that depends on how many rows there are, so a token
+# scored in a batch gets another log-prob than it had when it was sampled. The kernels before them don't, at up to
+# twice the time.
 BATCH_INVARIANT_KERNELS = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
 
 

@@ -102,3 +102,13 @@ def test_the_worker_gets_sleeping_threads_and_their_number(small: Experiment, mo
     assert environment["OMP_NUM_THREADS"] == "2"
     assert environment["HF_HUB_OFFLINE"] == "1"
     assert worker_environment(small.override({"threads": None}))["OMP_NUM_THREADS"] == "7"
+
+
+def test_kernels_are_batch_invariant_where_both_sides_should_agree_to_the_bit(
+    small: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    assert worker_environment(small)["ONEDNN_MAX_CPU_ISA"] == "AVX512_CORE_BF16"
+    assert "ONEDNN_MAX_CPU_ISA" not in worker_environment(small.override({"trainer_attention": "sdpa"}))
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "ALL")
+    assert worker_environment(small)["ONEDNN_MAX_CPU_ISA"] == "ALL"
