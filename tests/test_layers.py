@@ -19,7 +19,7 @@ ALLOWED = {
     "rollout": {"config", "fp8", "models", "runs.record"},
     "training": {"config", "fp8", "models", "runs.record"},
     "rl": {"config", "fp8", "models", "tasks", "rollout", "training", "runs.record"},
-    "runs": {"config"},
+    "runs": {"config", "tasks"},
     "runs.worker": {"config", "rl"},
     "runs.checkpoint": {"config"},
     "ui": {"config", "runs", "hardware"},

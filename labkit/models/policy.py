@@ -1,19 +1,17 @@
 """A policy: weights, what they mean (config, tokenizer, family), and where to find one by name."""
 
-import os
 from dataclasses import dataclass, replace
 from os import PathLike
-from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from labkit.config.locations import model_folder
 from labkit.models.decoder import Decoder, DecoderConfig
 from labkit.models.tokenizer import Tokenizer
 
 Family = Literal["llama", "qwen2", "qwen3"]
-TINY_FOLDER = Path(__file__).parent / "tiny"
 
 
 @dataclass
@@ -34,25 +32,9 @@ class Policy:
         return decoder
 
 
-def cache_folder() -> Path:
-    """Where fetched models are kept: $LABKIT_CACHE, or ~/.cache/labkit."""
-    return Path(os.environ.get("LABKIT_CACHE") or Path.home() / ".cache" / "labkit")
-
-
 def load(name_or_path: str | PathLike[str], dtype: torch.dtype = torch.float32) -> Policy:
     """ "tiny" (shipped with labkit), "smollm2" (fetched before), or the path of a Hugging Face folder."""
     from labkit.models.huggingface import read_folder
 
-    if name_or_path == "tiny":
-        return replace(read_folder(TINY_FOLDER, dtype), name="tiny")
-    if name_or_path == "smollm2":
-        folder = cache_folder() / "smollm2"
-        if not folder.is_dir():
-            raise ValueError(f"SmolLM2 is not in {cache_folder()}; run `labkit fetch smollm2` (98 MB) once")
-        return replace(read_folder(folder, dtype), name="smollm2")
-    if not Path(name_or_path).is_dir():
-        raise ValueError(
-            f'there is no model {str(name_or_path)!r}: give "tiny", "smollm2" or the path of a Hugging Face '
-            "folder (config.json, model.safetensors, tokenizer.json)"
-        )
-    return read_folder(name_or_path, dtype)
+    policy = read_folder(model_folder(name_or_path), dtype)
+    return replace(policy, name=str(name_or_path)) if name_or_path in ("tiny", "smollm2") else policy

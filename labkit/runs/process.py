@@ -21,8 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from labkit.config import Experiment
+from labkit.config.locations import model_folder
 from labkit.runs.record import StepRecord
 from labkit.runs.store import RunDirectory, RunError, RunState, StateName, Tail, list_directories
+from labkit.tasks import load_task
 
 HEARTBEAT_LIMIT = 10.0
 _POLL = 0.1
@@ -50,7 +52,12 @@ class Run:
 
     @classmethod
     def start(cls, experiment: Experiment, root: str | Path | None = None) -> "Run":
-        """Create the run directory and start its worker. Returns at once."""
+        """Create the run directory and start its worker. Returns at once.
+
+        Raises ValueError, before anything is created, if the model or the task isn't there.
+        """
+        model_folder(experiment.model)
+        load_task(experiment.task, experiment.task_options)
         run = cls(RunDirectory.create(experiment, root))
         run._launch()
         return run

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from labkit.config.locations import TINY_FOLDER
 from labkit.models import Policy, load
 from labkit.models.huggingface import write_folder
-from labkit.models.policy import TINY_FOLDER
 from labkit.models.warmstart import TINY
 from labkit.tasks.arithmetic import Arithmetic
 

@@ -112,3 +112,21 @@ def test_kernels_are_batch_invariant_where_both_sides_should_agree_to_the_bit(
     assert "ONEDNN_MAX_CPU_ISA" not in worker_environment(small.override({"trainer_attention": "sdpa"}))
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "ALL")
     assert worker_environment(small)["ONEDNN_MAX_CPU_ISA"] == "ALL"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "smollm2"}, "run `labkit fetch smollm2`"),
+        ({"model": "no/such/folder", "task": "arithmetic"}, "there is no model 'no/such/folder'"),
+        ({"task": "dataset:missing.jsonl"}, "no such file"),
+        ({"task_options": {"operators": 3}}, "no such setting"),
+    ],
+)
+def test_a_refused_experiment_leaves_nothing_behind(
+    small: Experiment, changes: dict, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(ValueError, match=message):
+        Run.start(small.override(changes), tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
