@@ -207,11 +207,11 @@ def _null(value: Any) -> Any:
 
 
 def _cell(arm: Arm, value: Callable[[Summary], float], form: str) -> str:
-    mean = arm.mean(value)
+    mean, spread = arm.mean(value), arm.spread(value)
     if math.isnan(mean):
         return "–"
-    spread = f" ± {arm.spread(value):{form}}" if len(arm.summaries) > 1 else ""
-    return f"{mean:{form}}{spread}"
+    text = f"{mean:{form}}" if mean else "0"
+    return f"{text} ± {spread:{form}}" if spread else text
 
 
 _QUANTITIES: list[tuple[str, str, Callable[[Summary], float], str]] = [
