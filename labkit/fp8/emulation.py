@@ -63,8 +63,9 @@ def to_grid(x: Tensor, scale: float, fmt: str = "e4m3") -> Tensor:
     The static quantiser of attention and KV cache: stored = E4M3(x / scale), used as stored * scale. NaN
     stays NaN.
     """
-    if not 0 < scale < math.inf:
-        raise ValueError(f"scale is {scale}, it must be finite and positive: calibrate it, or use 1.0")
+    get_format(fmt)
+    if not torch.finfo(torch.float32).tiny <= scale < math.inf:
+        raise ValueError(f"scale is {scale}, it must be positive and finite in float32: calibrate it, or use 1.0")
     if x.dtype not in (torch.bfloat16, torch.float32):
         raise ValueError(f"to_grid takes bfloat16 or float32, not {x.dtype}: convert x first")
     _refuse_grad(x, "to_grid")

@@ -74,7 +74,7 @@ class Quantized:
         if self.tile is None:
             return self.scales
         rows, columns = self.codes.numel() // self.codes.shape[-1], self.codes.shape[-1]
-        r, c = self.tile
+        r, c = tile_size(self.tile, rows, columns)
         scales_MK = self.scales.repeat_interleave(r, 0)[:rows].repeat_interleave(c, 1)[:, :columns]
         return scales_MK.reshape(self.codes.shape)
 
@@ -108,12 +108,15 @@ def quantize(
 
 def check(x: Tensor, fmt: str, tile: Tile, scale: str, formula: str) -> None:
     """Raise ValueError, naming the way out, unless (x, fmt, tile, scale, formula) can be quantised."""
+    if not isinstance(x, Tensor) or x.layout != torch.strided:
+        raise ValueError(f"x must be a dense torch tensor, not {type(x).__name__}: use torch.as_tensor(x)")
     get_format(fmt)
     if scale not in SCALES:
         raise ValueError(f"unknown scale {scale!r}: choose one of {', '.join(SCALES)}")
     if formula not in FORMULAS:
         raise ValueError(f"unknown formula {formula!r}: choose one of {', '.join(FORMULAS)}")
-    if tile is not None and not (len(tile) == 2 and all(isinstance(n, int) and n > 0 for n in tile)):
+    pair = isinstance(tile, tuple) and len(tile) == 2 and all(type(n) is int and n > 0 for n in tile)
+    if tile is not None and not pair:
         raise ValueError(f"tile {tile!r} is not a pair of positive sizes: use (1, 128), (128, 128), ..., or None")
     if x.dtype not in DTYPES:
         raise ValueError(f"cannot quantise {x.dtype}: convert to bfloat16, float32 or float16 first")
@@ -121,10 +124,16 @@ def check(x: Tensor, fmt: str, tile: Tile, scale: str, formula: str) -> None:
         raise ValueError(f"x has shape {tuple(x.shape)}: give a non-empty [rows, columns] tensor, e.g. x[None]")
 
 
+def tile_size(tile: Tile, rows: int, columns: int) -> tuple[int, int]:
+    """The rows and columns of one tile of an [rows, columns] tensor; a tile that reaches beyond it ends with it."""
+    r, c = tile or (rows, columns)
+    return min(r, rows), min(c, columns)
+
+
 def to_tiles(x_MK: Tensor, tile: Tile) -> Tensor:
     """View [M, K] as [M/r, r, K/c, c] (zero-padded if ragged): dimensions 1 and 3 run inside a tile."""
     rows, columns = x_MK.shape
-    r, c = tile or (rows, columns)
+    r, c = tile_size(tile, rows, columns)
     pad_rows, pad_columns = -rows % r, -columns % c
     if pad_rows or pad_columns:
         x_MK = F.pad(x_MK, (0, pad_columns, 0, pad_rows))

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from labkit import models, tasks
-from labkit.config import Experiment
+from labkit.config import ConfigError, Experiment, Recipe
 from labkit.fp8 import KVScales
 from labkit.models.rollouts import Rollouts
 from labkit.rl.advantages import group_advantages
@@ -43,6 +43,16 @@ def _nothing() -> None:
     pass
 
 
+def _check_layers(recipe: Recipe, num_layers: int) -> None:
+    """An FP8 recipe that keeps every layer in BF16 would run as BF16 under another name."""
+    linears = recipe.rollout.linears or recipe.train.fprop or recipe.train.dgrad or recipe.train.wgrad
+    if linears and not any(recipe.covers(layer, num_layers) for layer in [None, *range(num_layers)]):
+        raise ConfigError(
+            f"recipe.keep_bf16: first_layers {recipe.keep_bf16.first_layers} and last_layers "
+            f"{recipe.keep_bf16.last_layers} leave none of the model's {num_layers} layers in FP8; lower them"
+        )
+
+
 class Loop:
     """Raises ConfigError or ValueError, naming the way out, for an Experiment that can't be carried out."""
 
@@ -51,6 +61,7 @@ class Loop:
         self.recipe, self.settings = experiment.recipe, experiment.grpo
         policy = models.load(experiment.model)
         task = tasks.load_task(experiment.task, experiment.task_options)
+        _check_layers(self.recipe, policy.config.num_layers)
         self.prompter = Prompter(task, policy.tokenizer)
         max_new_tokens = experiment.sampling.max_new_tokens or task.max_new_tokens
         self.request = Request(experiment.sampling, max_new_tokens, self.prompter.stop_ids, self.settings.group_size)

@@ -103,6 +103,8 @@ def _current_metrics(g_N: Tensor, p_N: Tensor, c_N: Tensor) -> dict[str, float]:
 @torch.no_grad()
 def weight_statistics(weights: Weights, mask: Tensor) -> dict[str, float]:
     """What a correction did to the batch: effective sample size, shares clipped and rejected, mean weight."""
+    if weights.keep.shape != mask.shape:
+        raise ValueError(f"weights of {list(weights.keep.shape)} don't match the mask {list(mask.shape)}")
     count = torch.atleast_2d(weights.valid)
     keep, outside = torch.atleast_2d(weights.keep), torch.atleast_2d(weights.outside)
     applied = torch.atleast_2d(weights.applied).double()

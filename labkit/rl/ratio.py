@@ -25,6 +25,8 @@ MAX_LOG_RATIO = 40.0
 
 def counted(mask: Tensor, *logprobs: Tensor) -> Tensor:
     """True on the tokens that count: sampled (mask, bool or 0/1) and every log-prob finite."""
+    if mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
+        raise ValueError("the mask holds other values than 0 and 1: pass a bool mask, True on sampled tokens")
     count = mask.bool()
     for values in logprobs:
         if values.shape != mask.shape:

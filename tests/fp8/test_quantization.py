@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from labkit.fp8.emulation import fake_quantize
 from labkit.fp8.formats import FORMATS
 from labkit.fp8.quantization import quantize
 
@@ -191,3 +192,27 @@ def test_relative_error_of_gaussian_data(fmt, low, high):
 def test_mistakes_raise_with_the_way_out(arguments, message):
     with pytest.raises(ValueError, match=message):
         quantize(**{"x": torch.zeros(2, 128), **arguments})
+
+
+@pytest.mark.parametrize(
+    ("x", "tile"),
+    [
+        ([[1.0]], None),
+        (None, None),
+        (torch.ones(2, 2).to_sparse(), None),
+        (torch.ones(2, 2), 128),
+        (torch.ones(2, 2), (True, 128)),
+        (torch.ones(2, 2), [1, 128]),
+    ],
+)
+def test_wrong_types_are_value_errors(x: object, tile: object) -> None:
+    with pytest.raises(ValueError, match=r"dense torch tensor|pair of positive sizes"):
+        quantize(x, tile=tile)
+
+
+def test_a_tile_beyond_the_tensor_costs_nothing_and_changes_nothing() -> None:
+    x = torch.randn(3, 100)
+    huge = quantize(x, tile=(2**40, 2**40))
+    assert huge.scales.shape == (1, 1)
+    assert torch.equal(huge.codes, quantize(x, tile=(3, 100)).codes)
+    assert torch.equal(huge.dequantize(), fake_quantize(x, tile=(2**70, 2**70)))

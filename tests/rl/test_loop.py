@@ -160,5 +160,7 @@ def test_the_policy_learns() -> None:
 def test_mistakes_are_named_before_anything_runs() -> None:
     with pytest.raises(ConfigError, match="no such setting"):
         Loop(experiment("bf16", task_options={"operators": 3}))
+    with pytest.raises(ConfigError, match="leave none of the model's 4 layers in FP8"):
+        Loop(experiment("fp8-e2e", **{"recipe.keep_bf16.first_layers": 2, "recipe.keep_bf16.last_layers": 2}))
     with pytest.raises(ValueError, match="there is no model"):
         Loop(experiment("bf16", model="no/such/folder", task="arithmetic"))

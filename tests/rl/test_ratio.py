@@ -33,3 +33,11 @@ def test_ratio_is_exact_up_to_1e10_and_saturates_far_beyond():
     saturated = ratio(torch.tensor([1000.0, MAX_LOG_RATIO]))
     assert saturated[0] == saturated[1]
     assert torch.isfinite(saturated.square()).all()
+
+
+def test_a_mask_of_anything_but_zero_and_one_is_refused() -> None:
+    logprobs = torch.zeros(1, 2)
+    assert counted(torch.tensor([[1.0, 0.0]]), logprobs).tolist() == [[True, False]]
+    for value in (0.5, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="other values than 0 and 1"):
+            counted(torch.tensor([[1.0, value]]), logprobs)

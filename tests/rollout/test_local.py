@@ -170,3 +170,13 @@ def test_mistakes_are_named() -> None:
         generate(engine, new_tokens=60)
     with pytest.raises(ValueError, match="prompt 1 has no tokens"):
         engine.generate([[1], []], Request(Sampling(), 4, frozenset({2})), torch.Generator())
+
+
+def test_nan_weights_are_not_taken_for_a_failed_refit() -> None:
+    sent = weights(0)
+    sent["model.norm.weight"][0] = float("nan")
+    engine = LocalEngine(CONFIG, Recipe())
+    engine.refit(sent, None, 0)
+    verify(engine, Recipe(), sent, None, 0)
+    with pytest.raises(RuntimeError, match="logits hold NaN"):
+        generate(engine)

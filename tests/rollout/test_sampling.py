@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 from labkit.config import Sampling
@@ -66,3 +67,8 @@ def test_the_kept_set_is_a_constant_for_the_gradient() -> None:
     assert logits.grad is not None
     assert logits.grad[0, 2:].eq(0).all()
     assert not entropy.requires_grad
+
+
+def test_logits_that_are_not_finite_are_named() -> None:
+    with pytest.raises(RuntimeError, match="logits hold NaN or infinity"):
+        sample(torch.tensor([[0.0, float("nan")]]), Sampling(), torch.Generator())

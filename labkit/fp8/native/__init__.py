@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from labkit.fp8.formats import FORMATS
-from labkit.fp8.quantization import Tile, scale_rule
+from labkit.fp8.quantization import Tile, scale_rule, tile_size
 
 SOURCE = Path(__file__).with_name("fake_quantize.c")
 # Never -ffast-math: it deletes the rounding, and linking with it sets flush-to-zero for the whole process.
@@ -49,7 +49,7 @@ def fake_quantize(x_MK: Tensor, fmt: str, tile: Tile, scale: str, formula: str, 
     rule = scale_rule(formula, tile, columns, x_MK.dtype)
     if tile is None:
         rows, columns = 1, x_MK.numel()
-    r, c = tile or (1, columns)
+    r, c = tile_size(tile, rows, columns)
     _loaded().labkit_fake_quantize(
         x_MK.data_ptr(),
         out.data_ptr(),
