@@ -18,8 +18,8 @@ TASK_FORMS = "arithmetic, sums, reasoning-gym:NAME, dataset:PATH_OR_HUB_NAME"
 
 
 class Sampling(Settings):
-    temperature: Float = Field(default=1.0, gt=0)
-    top_p: Float = Field(default=1.0, gt=0, le=1)
+    temperature: Float = Field(default=1.0, ge=1e-4)
+    top_p: Float = Field(default=1.0, ge=1e-6, le=1)
     top_k: Int = Field(default=0, ge=0)  # 0: off
     max_new_tokens: Int | None = Field(default=None, ge=1)  # None: the task's own
 
@@ -30,21 +30,21 @@ Beta = Annotated[Float, Field(ge=0, lt=1)]
 class GRPO(Settings):
     """One step: prompts_per_step · group_size rollouts, then `minibatches` optimizer updates on them."""
 
-    prompts_per_step: Int = Field(default=16, ge=1)
-    group_size: Int = Field(default=8, ge=1)
+    prompts_per_step: Int = Field(default=16, ge=1, le=100_000)
+    group_size: Int = Field(default=8, ge=1, le=100_000)
     minibatches: Int = Field(default=1, ge=1)
-    micro_batch: Int = Field(default=32, ge=1)  # sequences in one forward
+    micro_batch: Int = Field(default=32, ge=1, le=100_000)  # sequences in one forward
     packing: bool = True
     lr: Float = Field(default=1.5e-4, ge=0, le=1)
     lr_decay: Literal["constant", "linear"] = "constant"
     warmup_steps: Int = Field(default=5, ge=0)
     betas: tuple[Beta, Beta] = (0.9, 0.95)
-    weight_decay: Float = Field(default=0.0, ge=0)
+    weight_decay: Float = Field(default=0.0, ge=0, le=1)
     max_grad_norm: Float = Field(default=1.0, gt=0)
     baseline: Literal["group", "leave-one-out"] = "group"
     normalize: bool = True
     clip_low: Float = Field(default=0.2, ge=0, le=1)
-    clip_high: Float = Field(default=0.28, ge=0)
+    clip_high: Float = Field(default=0.28, ge=0, le=10)
     dual_clip: Float | None = Field(default=None, gt=1)
     kl_coef: Float = Field(default=0.0, ge=0)
     kl_type: Literal["k1", "k2", "k3"] = "k3"
@@ -98,9 +98,9 @@ class Experiment(Settings):
     engine: Literal["local"] = "local"
     trainer: Literal["local"] = "local"
     trainer_attention: Literal["math", "sdpa"] = "math"  # math: the same kernels as the rollout
-    steps: Int = Field(default=60, ge=1)
+    steps: Int = Field(default=60, ge=1, le=1_000_000)
     eval_every: Int = Field(default=20, ge=1)
-    eval_prompts: Int = Field(default=256, ge=1)
+    eval_prompts: Int = Field(default=256, ge=1, le=100_000)
     checkpoint_every: Int = Field(default=0, ge=0)  # 0: only at the end
     keep_rollouts: Int = Field(default=16, ge=0)  # rollouts recorded in each step
     seed: Int = Field(default=0, ge=0, lt=2**32)

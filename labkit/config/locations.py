@@ -23,7 +23,7 @@ def model_folder(name_or_path: str | PathLike[str]) -> Path:
         if not folder.is_dir():
             raise ConfigError(f"model: SmolLM2 is not in {cache_folder()}; run `labkit fetch smollm2` (93 MB) once")
         return folder
-    folder = Path(name_or_path).expanduser()
+    folder = Path(os.path.expanduser(name_or_path))  # Path.expanduser raises for an unknown ~user
     if not (folder / "config.json").is_file():
         raise ConfigError(
             f'model: there is no model {str(name_or_path)!r}: give "tiny", "smollm2" or the path of a Hugging Face '

@@ -27,6 +27,8 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
 
 def _value(key: str, text: str) -> Any:
     value = yaml_io.parse(text, source=f"the value of {key}")
+    if isinstance(value, dict) and list(value.values()) == [None] and text.endswith(":"):
+        return text  # `task=dataset:` lacks its name; it is not meant as a map
     return text if value is None and text not in _NULL else value
 
 

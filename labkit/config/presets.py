@@ -101,7 +101,7 @@ DESCRIPTIONS: dict[str, str] = {preset_recipe.name: text for preset_recipe, text
 
 # What an Experiment has to change for a model, as overrides.
 MODEL_DEFAULTS: dict[str, dict[str, Any]] = {
-    "tiny": {},
+    "tiny": {"eval_every": 10},
     "smollm2": {
         "grpo.prompts_per_step": 8,
         "grpo.group_size": 8,
@@ -124,5 +124,7 @@ def recipe(name: str) -> Recipe:
 
 def preset(recipe_name: str, model: str = "tiny", **overrides: Any) -> Experiment:
     """An Experiment by the name of its recipe: preset("fp8-e2e", seed=1, **{"grpo.lr": 1e-4})."""
+    if not isinstance(model, str):
+        raise ConfigError(f"model: must be a name or the path of a folder, got {model!r}")
     start = Experiment(recipe=recipe(recipe_name)).override(MODEL_DEFAULTS.get(model, {}))
     return start.override({"model": model} | overrides)

@@ -84,7 +84,7 @@ class Recalibration(Settings):
 
     policy: Literal["every-step", "every-k-steps", "first-step", "unit", "engine"] = "every-step"
     every: Int = Field(default=1, ge=1)  # steps, of every-k-steps
-    margin: Float = Field(default=1.05, gt=0)
+    margin: Float = Field(default=1.05, ge=0.01, le=100)
     percentile: Float = Field(default=99.9, gt=0, le=100)
 
     @model_validator(mode="after")
@@ -105,7 +105,7 @@ class Correction(Settings):
     Bounds that are not given are filled in."""
 
     name: CorrectionName = "none"
-    cap: Float | None = Field(default=None, gt=0)
+    cap: Float | None = None
     low: Float | None = Field(default=None, ge=0)
     high: Float | None = Field(default=None, gt=0)
 
@@ -120,6 +120,8 @@ class Correction(Settings):
                 raise wrong(bound, f"belongs to {others}; {self.name} has {has}: drop it or change the correction")
             if given is None and bound in own:
                 object.__setattr__(self, bound, own[bound])
+        if self.cap is not None and self.cap < 1:
+            raise wrong("cap", f"{self.cap:g} would weight even a perfect match below 1; choose cap >= 1")
         if self.low is not None and self.high is not None:
             if self.low > self.high:
                 raise wrong("low", f"{self.low:g} is above high {self.high:g}; swap them")
@@ -148,6 +150,19 @@ class Recipe(Settings):
     keep_bf16: KeepBF16 = KeepBF16()
     recalibration: Recalibration = Recalibration()
     correction: Correction = Correction()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.rollout.kv_cache:
+            return self
+        for key, value, default in (
+            ("recalibration.policy", self.recalibration.policy, "every-step"),
+            ("scaling.kv_format", self.scaling.kv_format, "e4m3"),
+        ):
+            if value != default:
+                what = f"{value} has no effect while rollout.kv_cache is off"
+                raise wrong(key, f"{what}; turn that on, or set this back to {default}")
+        return self
 
     @property
     def uses_fp8(self) -> bool:

@@ -15,14 +15,17 @@ from labkit.config import yaml_io
 from labkit.config.errors import ConfigError, explain
 
 
-def _not_bool(value: Any) -> Any:
+def _number(value: Any) -> Any:
+    """Pydantic would take True for 1, and the texts "010" and "1_0" for 10."""
     if isinstance(value, bool):
         raise PydanticCustomError("number", "must be a number")
+    if isinstance(value, str):
+        raise PydanticCustomError("number", "must be a number, written like 10, 0.5 or 1e-4 without quotes")
     return value
 
 
-Int = Annotated[int, BeforeValidator(_not_bool)]
-Float = Annotated[float, BeforeValidator(_not_bool)]
+Int = Annotated[int, BeforeValidator(_number)]
+Float = Annotated[float, BeforeValidator(_number)]
 Name = Annotated[str, StringConstraints(strip_whitespace=True)]
 
 

@@ -1,6 +1,7 @@
 """YAML as people write it: `1e-4` is a number, a key given twice is an error, a mistake names its line.
 
-PyYAML follows YAML 1.1, where `1e-4` (no point) is text and the second of two equal keys silently wins.
+PyYAML follows YAML 1.1, where `1e-4` (no point) is text, the second of two equal keys silently wins, and 010 is
+8, 1:30 is 90 and 1_0 is 10. Here the last three are text; written as text, they are quoted for other readers.
 """
 
 import re
@@ -11,7 +12,12 @@ import yaml
 
 from labkit.config.errors import ConfigError
 
-_FLOAT = re.compile(r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?$")
+_INT = re.compile(r"[-+]?(?:0|[1-9][0-9]*)$")
+_FLOAT = re.compile(
+    r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?$"
+    r"|[-+]?\.(?:inf|Inf|INF)$|\.(?:nan|NaN|NAN)$"
+)
+_NUMBERS = {"tag:yaml.org,2002:int": _INT, "tag:yaml.org,2002:float": _FLOAT}
 
 
 class _Loader(yaml.SafeLoader):
@@ -25,6 +31,9 @@ class _Dumper(yaml.SafeDumper):
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     seen: set[str] = set()
     for key, _ in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            problem = "a list or a map can't be the name before a colon; write text there"
+            raise yaml.constructor.ConstructorError(problem=problem, problem_mark=key.start_mark)
         if key.value in seen:
             raise yaml.constructor.ConstructorError(problem=f"{key.value} is given twice", problem_mark=key.start_mark)
         seen.add(key.value)
@@ -32,8 +41,13 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
 
 
 _Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, form) for tag, form in resolvers if tag not in _NUMBERS]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 for _side in (_Loader, _Dumper):
-    _side.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
+    for _tag, _form in _NUMBERS.items():
+        _side.add_implicit_resolver(_tag, _form, list("-+.0123456789"))
 _Dumper.add_representer(
     tuple, lambda dumper, items: dumper.represent_sequence("tag:yaml.org,2002:seq", items, flow_style=True)
 )

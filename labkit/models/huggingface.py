@@ -14,6 +14,7 @@ written as both. Weights come from model.safetensors, or from the shards in mode
 """
 
 import json
+import math
 import shutil
 from os import PathLike
 from pathlib import Path
@@ -33,6 +34,15 @@ ARCHITECTURES: dict[str, Family] = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
 }
+SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "max_position_embeddings",
+)
+OPTIONAL_SIZES = ("num_key_value_heads", "head_dim")
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -59,19 +69,14 @@ def read_folder(path: str | PathLike[str], dtype: torch.dtype = torch.float32) -
 def read_config(raw: dict[str, Any]) -> tuple[Family, DecoderConfig]:
     """The Decoder's view of a config.json; ValueError naming the first key that it can't honour."""
     family = _family(raw)
-    _refuse_unsupported(raw, family)
-    required = (
-        "vocab_size",
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "rms_norm_eps",
-        "max_position_embeddings",
-        *(["head_dim"] if family == "qwen3" else []),
-    )
+    required = [*SIZES, "rms_norm_eps", *(["head_dim"] if family == "qwen3" else [])]
     if missing := [key for key in required if raw.get(key) is None]:
         raise ValueError(f"config.json lacks {', '.join(missing)}; copy it again from the model's source")
+    for key in (*SIZES, *OPTIONAL_SIZES):
+        if raw.get(key) is not None:
+            _check_positive(key, raw[key], whole=True)
+    _check_positive("rms_norm_eps", raw["rms_norm_eps"])
+    _refuse_unsupported(raw, family)
     heads = raw["num_attention_heads"]
     return family, DecoderConfig(
         vocab_size=raw["vocab_size"],
@@ -90,11 +95,27 @@ def read_config(raw: dict[str, Any]) -> tuple[Family, DecoderConfig]:
     )
 
 
+def _check_positive(key: str, value: Any, whole: bool = False) -> None:
+    kinds = int if whole else int | float
+    if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value < math.inf:
+        kind = "whole number" if whole else "number"
+        raise ValueError(f"config.json has {key} = {value!r}, not a positive {kind}; copy it again from its source")
+
+
+def _group(raw: dict[str, Any], key: str) -> dict[str, Any]:
+    """The object under a key of config.json, {} if there is none."""
+    group = raw.get(key) or {}
+    if not isinstance(group, dict):
+        raise ValueError(f"config.json has {key} = {group!r}, not an object; copy it again from its source")
+    return group
+
+
 def _family(raw: dict[str, Any]) -> Family:
-    named = raw.get("architectures") or ["(none)"]
-    if named[0] not in ARCHITECTURES:
-        raise _unsupported("architectures", named[0], f"a dense model of {', '.join(ARCHITECTURES)}")
-    return ARCHITECTURES[named[0]]
+    named = raw.get("architectures")
+    name = named[0] if isinstance(named, list) and named else named
+    if not isinstance(name, str) or name not in ARCHITECTURES:
+        raise _unsupported("architectures", name, f"a dense model of {', '.join(ARCHITECTURES)}")
+    return ARCHITECTURES[name]
 
 
 def _refuse_unsupported(raw: dict[str, Any], family: Family) -> None:
@@ -103,8 +124,8 @@ def _refuse_unsupported(raw: dict[str, Any], family: Family) -> None:
     for key in ("attention_bias", "mlp_bias"):
         if raw.get(key):
             raise _unsupported(key, raw[key], "a model without it (Qwen2's own q/k/v biases are supported)")
-    if raw.get("quantization_config"):
-        method = raw["quantization_config"].get("quant_method")
+    if quantization := _group(raw, "quantization_config"):
+        method = quantization.get("quant_method")
         raise _unsupported("quantization_config", method, "the unquantised checkpoint: FP8 is the Recipe's job")
     if raw.get("partial_rotary_factor") not in (None, 1, 1.0):
         raise _unsupported("partial_rotary_factor", raw["partial_rotary_factor"], "a model with full RoPE")
@@ -118,20 +139,22 @@ def _slides(raw: dict[str, Any]) -> bool:
         return "sliding_attention" in raw["layer_types"]
     if not raw.get("use_sliding_window") or raw.get("sliding_window") is None:
         return False
-    return raw.get("max_window_layers", 28) < raw["num_hidden_layers"]
+    unwindowed = raw.get("max_window_layers", 28)
+    return not isinstance(unwindowed, int) or unwindowed < raw["num_hidden_layers"]
 
 
 def _rope_theta(raw: dict[str, Any]) -> float:
     for key in ("rope_parameters", "rope_scaling"):
-        rope = raw.get(key) or {}
+        rope = _group(raw, key)
         kind = rope.get("rope_type", rope.get("type", "default"))
         if kind != "default" or any(isinstance(value, dict) for value in rope.values()):
             raise _unsupported(key, rope, "a model with plain RoPE (rope_type default)")
         if rope.get("partial_rotary_factor") not in (None, 1, 1.0):
             raise _unsupported(key, rope, "a model with full RoPE")
-    theta = (raw.get("rope_parameters") or {}).get("rope_theta", raw.get("rope_theta"))
+    theta = _group(raw, "rope_parameters").get("rope_theta", raw.get("rope_theta"))
     if theta is None:
         raise ValueError("config.json gives no rope_theta (nor rope_parameters.rope_theta); add the model's own")
+    _check_positive("rope_theta", theta)
     return float(theta)
 
 
@@ -159,7 +182,7 @@ def _read_weights(folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 def _checked(weights: dict[str, Tensor], config: DecoderConfig, folder: Path) -> dict[str, Tensor]:
-    """The weights the Decoder has a place for, every one of them there and in its shape."""
+    """The weights the Decoder has a place for, every one of them there, in its shape and finite."""
     weights = {name: tensor for name, tensor in weights.items() if not name.endswith("rotary_emb.inv_freq")}
     if config.tie_word_embeddings:
         embedding = weights.get("model.embed_tokens.weight", torch.empty(0))
@@ -180,6 +203,8 @@ def _checked(weights: dict[str, Tensor], config: DecoderConfig, folder: Path) ->
                 f"{folder}: {name} is {tuple(weights[name].shape)} but config.json says "
                 f"{tuple(tensor.shape)}; take config.json and the weights from the same model"
             )
+        if not weights[name].isfinite().all():
+            raise ValueError(f"{folder}: {name} holds NaN or infinity; take a checkpoint from before it diverged")
     return weights
 
 

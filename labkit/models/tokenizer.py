@@ -28,13 +28,16 @@ UNKNOWN_ID_TEXT = "\N{REPLACEMENT CHARACTER}"  # a policy may emit an id its tok
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file, {} if there is no such file; ValueError if it is not JSON."""
+    """The object in a JSON file, {} if there is no such file; ValueError if it holds anything else."""
     if not path.is_file():
         return {}
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON ({error}); copy it again from its source") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds a {type(content).__name__}, not an object; copy it again from its source")
+    return content
 
 
 class Tokenizer:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from labkit.models import Tokenizer
 from labkit.models.rollouts import Rollouts
-from labkit.tasks import Problem, Task
+from labkit.tasks import DatasetTask, Problem, Task
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,21 @@ class Prompter:
         self.task, self.tokenizer = task, tokenizer
         stop = tokenizer.ids_containing(task.stop) if task.stop else frozenset()
         self.stop_ids = frozenset(tokenizer.eos_ids) | stop
+
+    def check(self, max_prompt_tokens: int) -> None:
+        """Refuse, before anything runs, a row of a data set that the model can't take: a step may draw it late."""
+        if not isinstance(self.task, DatasetTask):
+            return
+        for place, problem in self.task.problems():
+            try:
+                num_tokens = len(self.encode(problem))
+            except ValueError as error:
+                raise ValueError(f"{place}: {error}") from None
+            if num_tokens > max_prompt_tokens:
+                raise ValueError(
+                    f"{place}: the prompt has {num_tokens} tokens, the model has room for {max_prompt_tokens} before "
+                    "the answer; shorten it, or lower max_new_tokens"
+                )
 
     def encode(self, problem: Problem) -> list[int]:
         return self.tokenizer.encode(problem.prompt)

@@ -64,6 +64,7 @@ class Loop:
         _check_layers(self.recipe, policy.config.num_layers)
         self.prompter = Prompter(task, policy.tokenizer)
         max_new_tokens = experiment.sampling.max_new_tokens or task.max_new_tokens
+        self.prompter.check(policy.config.max_positions - max_new_tokens)
         self.request = Request(experiment.sampling, max_new_tokens, self.prompter.stop_ids, self.settings.group_size)
         self.trainer = LocalTrainer(policy, experiment, on_microstep)
         self.engine = LocalEngine(policy.config, self.recipe, policy.tokenizer.pad_id, on_microstep)

@@ -3,7 +3,8 @@
     7+2*3-8=     answered at once          #9
                  or with a scratchpad      7+2=9;9*3=7;7-8=9;#9
 
-No operator precedence: (((7+2)*3)-8) mod 10 = 9. `is_heldout` holds out a quarter of all expressions.
+No operator precedence: (((7+2)*3)-8) mod 10 = 9. A finished completion is right if the text after its last "#"
+is the answer; one that was cut off is wrong. `is_heldout` holds out a quarter of all expressions.
 """
 
 import random
@@ -49,7 +50,7 @@ class Arithmetic:
 
     def reward(self, problem: Problem, completion: str, finished: bool) -> float:
         _, mark, answer = completion.rpartition("#")
-        return float(bool(mark) and answer == problem.answer)
+        return float(finished and bool(mark) and answer == problem.answer)
 
     def direct(self, problem: Problem) -> str:
         """The completion that answers at once."""

@@ -11,6 +11,7 @@ Rows are held out by prompt (`is_heldout`), so equal prompts are on the same sid
 
 import random
 import re
+from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -49,13 +50,18 @@ class DatasetTask:
         self.options = options or DatasetOptions()
         self.max_new_tokens = self.options.max_new_tokens
         self.stop = self.options.stop
+        rows = read_rows(source, self.options.split, self.options.subset)
+        self._placed = [(place, self._problem(place, row)) for place, row in rows]
         self._training: list[Problem] = []
         self._heldout: list[Problem] = []
-        for place, row in read_rows(source, self.options.split, self.options.subset):
-            problem = self._problem(place, row)
+        for _, problem in self._placed:
             held_out = is_heldout(problem.prompt, self.options.heldout_fraction)
             (self._heldout if held_out else self._training).append(problem)
         self._check_sizes(source)
+
+    def problems(self) -> Iterator[tuple[str, Problem]]:
+        """Every problem with its place (file and line, or row), so that a prompt that can't be used is named."""
+        return iter(self._placed)
 
     def sample(self, rng: random.Random) -> Problem:
         return rng.choice(self._training)
@@ -103,6 +109,11 @@ def _text(place: str, row: dict[str, Any], column: str, option: str) -> str:
         raise TaskError(f"{place}, column {column!r}: must be text, got {found}; write it in quotes or drop the row")
     if not value.strip():
         raise TaskError(f"{place}, column {column!r}: is empty; fill it in or drop the row")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        half = ascii(value[error.start])
+        raise TaskError(f"{place}, column {column!r}: {half} is half a character; mend or drop the row") from None
     return value
 
 

@@ -4,6 +4,7 @@ JSONL is read here line by line, so that a bad line is named. The rest goes thro
 """
 
 import json
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ _LOCAL_SUFFIXES = {".jsonl", ".parquet"}
 
 
 def read_rows(source: str, split: str, subset: str) -> Iterator[tuple[str, Any]]:
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))  # Path.expanduser raises for an unknown ~user
     if path.suffix == ".jsonl" and path.is_file():
         return _jsonl(path)
     if path.suffix == ".parquet" and path.is_file():
@@ -38,6 +39,8 @@ def _jsonl(path: Path) -> Iterator[tuple[str, Any]]:
             raise TaskError(f"{place}, column {error.colno}: not JSON: {error.msg}; mend or drop the line") from None
         except UnicodeDecodeError as error:
             raise TaskError(f"{place}: not UTF-8 text at byte {error.start}; save the file as UTF-8") from None
+        except (ValueError, RecursionError):  # what Python raises for JSON beyond its own limits
+            raise TaskError(f"{place}: a number too long or brackets too deep to read; mend or drop the line") from None
 
 
 def _numbered(source: str, rows: Iterable[Any]) -> Iterator[tuple[str, Any]]:

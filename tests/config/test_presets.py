@@ -44,3 +44,8 @@ def test_a_model_folder_needs_a_task():
     assert preset("bf16", "./folder", task="dataset:questions.jsonl").model == "./folder"
     with pytest.raises(ConfigError, match=r"^task: model \./folder has none of its own"):
         preset("bf16", "./folder")
+
+
+def test_a_model_that_is_no_text_is_refused():
+    with pytest.raises(ConfigError, match=r"^model: must be a name or the path of a folder, got \{'a': 1\}"):
+        preset("bf16", {"a": 1})

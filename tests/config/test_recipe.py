@@ -36,7 +36,11 @@ def test_a_bound_that_is_given_is_kept():
             lambda: Correction(low=0.5),
             "low: belongs to icepop, sequence-mask, geometric-mask; none has no bound",
         ),
-        (lambda: Correction(name="tis", cap=0), "cap: must be greater than 0, got 0"),
+        (
+            lambda: Correction(name="tis", cap=0.5),
+            "cap: 0.5 would weight even a perfect match below 1; choose cap >= 1",
+        ),
+        (lambda: Correction(name="sequence-tis", cap=0), "cap: 0 would weight even a perfect match below 1"),
         (lambda: Correction(name="tis", cap=float("nan")), "cap: must be a finite number, got nan"),
         (lambda: Correction(name="icepop", low=3.0, high=2.0), "low: 3 is above high 2; swap them"),
         (lambda: Correction(name="icepop", low=1.5), "low: 1.5 to 5 leaves out 1"),
@@ -49,7 +53,20 @@ def test_a_bound_that_is_given_is_kept():
         (lambda: Recalibration(policy="unit", every=4), "every: belongs to policy every-k-steps, not unit"),
         (lambda: Recalibration(percentile=0), "percentile: must be greater than 0"),
         (lambda: Recalibration(percentile=100.1), "percentile: must be less than or equal to 100"),
-        (lambda: Recalibration(margin=0), "margin: must be greater than 0"),
+        (lambda: Recalibration(margin=0.001), "margin: must be greater than or equal to 0.01"),
+        (lambda: Recalibration(margin=101), "margin: must be less than or equal to 100"),
+        (
+            lambda: Recipe(recalibration={"policy": "unit"}),
+            "recalibration.policy: unit has no effect while rollout.kv_cache is off; turn that on, or set this back",
+        ),
+        (
+            lambda: Recipe(rollout={"linears": True}, scaling={"kv_format": "e5m2"}),
+            "scaling.kv_format: e5m2 has no effect while rollout.kv_cache is off",
+        ),
+        (
+            lambda: RECIPES["fp8-rollout-kv-unit"].override({"rollout": {"kv_cache": False, "attention": False}}),
+            "recalibration.policy: unit has no effect while rollout.kv_cache is off",
+        ),
         (
             lambda: Recipe(keep_bf16={"first_layers": -1}),
             "keep_bf16.first_layers: must be greater than or equal",
@@ -135,7 +152,7 @@ def test_bounds_follow_when_the_correction_is_overridden():
 
 
 def test_every_follows_when_the_policy_is_overridden():
-    recipe = Recipe(recalibration={"policy": "every-k-steps", "every": 4})
+    recipe = Recipe(rollout={"kv_cache": True}, recalibration={"policy": "every-k-steps", "every": 4})
     assert recipe.override({"recalibration.policy": "unit"}).recalibration == Recalibration(policy="unit")
 
 
@@ -150,3 +167,8 @@ def test_a_changed_preset_is_marked():
 def test_yaml_round_trip():
     for recipe in RECIPES.values():
         assert Recipe.from_yaml(recipe.to_yaml()) == recipe
+
+
+def test_the_cache_is_switched_off_together_with_what_belongs_to_it():
+    without = {"rollout": {"kv_cache": False, "attention": False}, "recalibration.policy": "every-step"}
+    assert not RECIPES["fp8-rollout-kv-unit"].override(without).diff(RECIPES["fp8-rollout-tis"])

@@ -41,6 +41,14 @@ def test_round_trip_of_texts_that_look_like_something_else():
         ("2.", 2.0),
         ("+3e+2", 300.0),
         ("12", 12),
+        ("0", 0),
+        ("-3", -3),
+        ("010", "010"),
+        ("1_0", "1_0"),
+        ("1:30", "1:30"),
+        ("0x1f", "0x1f"),
+        ("1_0.5", "1_0.5"),
+        ("1:30.5", "1:30.5"),
         ("e4", "e4"),
         ("4e", "4e"),
     ],
@@ -53,6 +61,10 @@ def test_numbers(text, value):
 
 def test_tuples_are_written_on_one_line():
     assert dump({"betas": (0.9, 0.95), "x": 1e-5}) == "betas: [0.9, 0.95]\nx: 1.0e-05\n"
+
+
+def test_text_that_yaml_1_1_takes_for_a_number_is_quoted():
+    assert dump({"a": "010", "b": "1:30", "c": "1_0", "d": "7"}) == "a: '010'\nb: '1:30'\nc: '1_0'\nd: '7'\n"
 
 
 def test_from_a_file(tmp_path):
@@ -72,6 +84,7 @@ def test_from_a_file(tmp_path):
         ("steps: 3\nsteps: 4\n", "YAML, line 2, column 1: steps is given twice"),
         ("steps: [3\nseed: 1\n", "YAML, line 2, column"),
         ("steps: !!python/object:os.system 3\n", "YAML, line 1, column 8: could not determine a constructor"),
+        ("task_options:\n  ? [a]\n  : 1\n", "YAML, line 2, column 5: a list or a map can't be the name before a colon"),
         ("3: 4\n", "YAML: 3 is no name of a setting"),
         ("step: 3\n", "step: no such setting; did you mean steps?"),
         ("missing.yaml", "missing.yaml: can't be read: No such file or directory"),

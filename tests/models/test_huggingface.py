@@ -159,6 +159,20 @@ def test_rope_theta_old_and_new_spelling():
         ),
         ("qwen3", {"head_dim": None}, "lacks head_dim"),
         ("llama", {"vocab_size": None}, "lacks vocab_size"),
+        ("llama", {"num_attention_heads": 0}, "num_attention_heads = 0, not a positive whole number"),
+        ("llama", {"num_key_value_heads": 0}, "num_key_value_heads = 0, not a positive"),
+        ("llama", {"hidden_size": "x"}, "hidden_size = 'x', not a positive whole number"),
+        ("llama", {"head_dim": True}, "head_dim = True, not a positive whole number"),
+        ("llama", {"num_hidden_layers": 2.5}, "num_hidden_layers = 2.5, not a positive whole number"),
+        ("llama", {"rms_norm_eps": float("nan")}, "rms_norm_eps = nan, not a positive number"),
+        ("llama", {"rope_parameters": None, "rope_theta": -1}, "rope_theta = -1, not a positive number"),
+        ("llama", {"rope_parameters": [1]}, r"rope_parameters = \[1\], not an object"),
+        ("llama", {"architectures": 5}, "architectures = 5"),
+        (
+            "qwen2",
+            {"layer_types": None, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": "x"},
+            "use_sliding_window",
+        ),
     ],
 )
 def test_unsupported_configs_name_the_key(case, change, message):
@@ -192,6 +206,8 @@ def edit_weights(folder, edit):
     [
         (lambda w: w.pop("model.layers.1.self_attn.q_norm.weight"), r"lacks model.layers.1.self_attn.q_norm"),
         (lambda w: w.update({"model.layers.1.extra": torch.ones(3)}), r"no place.*for model.layers.1.extra"),
+        (lambda w: w["model.norm.weight"][1:2].fill_(torch.nan), r"model\.norm\.weight holds NaN or infinity"),
+        (lambda w: w["lm_head.weight"][1:2].fill_(-torch.inf), r"lm_head\.weight holds NaN or infinity"),
         (lambda w: w.update({"model.norm.weight": torch.ones(3)}), r"norm.weight is \(3,\).*says \(48,\)"),
     ],
 )
@@ -226,6 +242,11 @@ def test_a_tokenizer_too_large_for_the_model(qwen3_folder):
 def test_incomplete_folders(qwen3_folder):
     with pytest.raises(ValueError, match=r"no config\.json"):
         read_folder(qwen3_folder / "nothing")
+    config = (qwen3_folder / "config.json").read_text()
+    (qwen3_folder / "config.json").write_text("[1, 2]")
+    with pytest.raises(ValueError, match=r"config\.json holds a list, not an object"):
+        read_folder(qwen3_folder)
+    (qwen3_folder / "config.json").write_text(config)
     blob = (qwen3_folder / "model.safetensors").read_bytes()
     (qwen3_folder / "model.safetensors").write_bytes(blob[: len(blob) // 2])
     with pytest.raises(ValueError, match=r"model\.safetensors is damaged"):

@@ -53,3 +53,5 @@ def test_load_dtype_and_name(tiny, tmp_path):
 def test_unknown_model_names_the_choices():
     with pytest.raises(ValueError, match=r"no model 'tinny'.*smollm2.*Hugging Face folder"):
         load("tinny")
+    with pytest.raises(ValueError, match="no model '~nosuch/model'"):
+        load("~nosuch/model")

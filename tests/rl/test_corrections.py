@@ -148,9 +148,9 @@ def test_a_window_too_tight_for_the_mismatch_rejects_every_sequence():
     assert (statistics["kept_share"], statistics["is_oob_ratio"], statistics["ess"]) == (0.0, 1.0, 0.0)
 
 
-def test_bounds_are_inclusive_and_a_cap_below_one_marks_no_padding():
+def test_bounds_are_inclusive_and_the_lowest_cap_marks_no_padding():
     assert weigh_ratios("icepop", [0.5, 2.0], low=0.5, high=2.0).keep.all()
-    weights = correction("tis", cap=0.5)(G, P, MASK)
+    weights = correction("tis", cap=1)(G, P, MASK)
     assert not weights.outside[1, 2]
     assert weights.valid.sum() == 5
 
@@ -185,8 +185,8 @@ def test_recipe_bounds_are_used():
         ("tis", {"cap": NAN}, "cap: .*finite"),
         ("icepop", {"low": NAN}, "low: .*finite"),
         ("tis", {"cap": "two"}, "cap: .*number"),
-        ("tis", {"cap": 0.0}, "cap: .*greater than 0"),
-        ("sequence-tis", {"cap": -1.0}, "cap: .*greater than 0"),
+        ("tis", {"cap": 0.0}, "cap: .*choose cap >= 1"),
+        ("sequence-tis", {"cap": -1.0}, "cap: .*choose cap >= 1"),
         ("icepop", {"low": 6.0}, "low: 6 is above high 5"),
         ("sequence-mask", {"low": -0.5}, "low: .*0"),
         ("geometric-mask", {"low": 1.1, "high": 0.9}, "low: 1.1 is above high 0.9"),

@@ -1,6 +1,8 @@
 """The whole loop on the shipped tiny policy, a few steps each."""
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 
@@ -155,6 +157,19 @@ def test_the_policy_learns() -> None:
     records = run("fp8-e2e", steps=24, **changes)[1:]
     accuracy = [record.metrics["accuracy"] for record in records]
     assert sum(accuracy[-5:]) / 5 > sum(accuracy[:5]) / 5 + 0.2
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [("1+1=?!", "line 2: the tokenizer has no token for '!'"), ("1" * 300 + "=", "line 2: the prompt has 302 tokens")],
+)
+def test_a_row_the_model_cannot_take_is_named(prompt: str, message: str, tmp_path: Path) -> None:
+    rows = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(30)]
+    rows[1]["prompt"] = prompt
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(ValueError, match=message):
+        Loop(experiment("bf16", task=f"dataset:{path}"))
 
 
 def test_mistakes_are_named_before_anything_runs() -> None:

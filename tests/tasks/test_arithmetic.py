@@ -34,6 +34,7 @@ def test_worked_example():
 )
 def test_reward_is_for_the_text_after_the_last_mark(completion, reward):
     assert Arithmetic().reward(PROBLEM, completion, finished=True) == reward
+    assert Arithmetic().reward(PROBLEM, completion, finished=False) == 0
 
 
 def test_problems_are_right_and_within_the_characters():

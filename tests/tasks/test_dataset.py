@@ -34,6 +34,13 @@ def test_jsonl(questions):
     assert next(iter(training)).endswith(" {x}\nA:")
 
 
+def test_every_problem_has_its_place(questions):
+    task = DatasetTask(str(questions))
+    problems = dict(task.problems())
+    assert len(problems) == len(ROWS)
+    assert problems[f"{questions}, line 3"] == Problem(ROWS[2]["prompt"], ROWS[2]["answer"])
+
+
 def test_parquet_gives_the_same_problems(questions, tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
@@ -103,6 +110,12 @@ GOOD = '{"prompt": "a", "answer": "b"}'
         ),
         (['{"prompt": ["a"], "answer": "b"}'], "{path}, line 1, column 'prompt': must be text, got list"),
         (['{"prompt": " ", "answer": "b"}'], "{path}, line 1, column 'prompt': is empty"),
+        (
+            [GOOD, '{"prompt": "a\\ud800", "answer": "b"}'],
+            "{path}, line 2, column 'prompt': '\\ud800' is half a character",
+        ),
+        ([GOOD, '{"id": ' + "1" * 5000 + "}"], "{path}, line 2: a number too long or brackets too deep to read"),
+        ([GOOD, "[" * 100_000], "{path}, line 2: a number too long or brackets too deep to read"),
         ([GOOD, '["a", "b"]'], "{path}, line 2: is a list; every row is an object"),
         ([""], "{path}: holds no rows"),
         ([GOOD], "{path}: no held-out rows, with 1 in all and heldout_fraction 0.1; give more rows"),
@@ -129,6 +142,8 @@ def test_files_that_cannot_be_read(tmp_path):
         load_task(f"dataset:{tmp_path / 'x.parquet'}")
     with pytest.raises(TaskError, match="no such file"):
         load_task("dataset:missing.jsonl")
+    with pytest.raises(TaskError, match=r"^~nosuch/x\.jsonl: no such file"):
+        load_task("dataset:~nosuch/x.jsonl")
 
 
 def test_a_null_in_parquet_names_its_row(tmp_path):
