@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from labkit.config import Experiment
     from labkit.runs.process import Run
     from labkit.runs.record import StepRecord
-    from labkit.runs.store import RunState
+    from labkit.runs.state import RunState
+    from labkit.runs.store import RunDirectory
 
 app = typer.Typer(
     help="An FP8 reinforcement-learning lab. Runs are kept in ./runs, or in the folder named by LABKIT_RUNS.",
@@ -72,28 +74,36 @@ def stop(run: RunName) -> None:
 @app.command("list")
 def list_runs() -> None:
     """All runs, the newest first."""
-    from labkit.runs.process import Run
-    from labkit.runs.store import runs_root
+    from labkit.runs.store import list_directories, runs_root
 
-    runs = Run.all()
-    table = Table(title=f"{len(runs)} runs in {runs_root()}", title_justify="left")
+    directories = list_directories()
+    table = Table(title=f"{len(directories)} runs in {runs_root()}", title_justify="left")
     table.add_column("run", no_wrap=True)
     for column in ("state", "step", "held-out", "TMPE", "recipe"):
         table.add_column(column, overflow="fold")
-    for found in runs:
-        records = found.records()
-        heldout = [value for record in records if (value := record.metrics.get("heldout_accuracy")) is not None]
-        tmpe = [value for record in records if (value := record.metrics.get("token_mult_prob_error")) is not None]
-        step = f"{records[-1].step if records else 0}/{found.experiment.steps}"
-        table.add_row(
-            found.id,
-            str(found.status),
-            step,
-            f"{heldout[-1]:.3f}" if heldout else "",
-            f"{tmpe[-1]:.4f}" if tmpe else "",
-            found.experiment.recipe.short_str(),
-        )
+    for directory in directories:
+        try:
+            cells = _row(directory)
+        except (ValueError, OSError) as error:
+            cells = [f"unreadable: {' '.join(str(error).split())}"]
+        table.add_row(directory.id, *map(escape, cells))
     console.print(table)
+
+
+def _row(directory: "RunDirectory") -> list[str]:
+    from labkit.runs.process import Run
+
+    found = Run(directory)
+    records = found.records()
+    heldout = [value for record in records if (value := record.metrics.get("heldout_accuracy")) is not None]
+    tmpe = [value for record in records if (value := record.metrics.get("token_mult_prob_error")) is not None]
+    return [
+        str(found.status),
+        f"{records[-1].step if records else 0}/{found.experiment.steps}",
+        f"{heldout[-1]:.3f}" if heldout else "",
+        f"{tmpe[-1]:.4f}" if tmpe else "",
+        found.experiment.recipe.short_str(),
+    ]
 
 
 @app.command()
@@ -128,6 +138,7 @@ def compare(
     from labkit.runs.compare import compare as compare_runs
     from labkit.runs.process import Run
 
+    _check_output("--html", html)
     opened = [Run.open(name) for name in runs]
     console.print(compare_runs(opened).table())
     if html:
@@ -153,8 +164,14 @@ def demo(
     from labkit.runs.report import write_html
     from labkit.runs.store import runs_root
 
-    with _StepDisplay() as display:
-        runs = demonstration.run_demo(steps, seeds, model, progress=display.step)
+    _check_output("--json", json)
+    _check_output("--html", html)
+    try:
+        with _StepDisplay() as display:
+            runs = demonstration.run_demo(steps, seeds, model, progress=display.step)
+    except KeyboardInterrupt:
+        console.print("the demo was interrupted and its runs ended; `labkit list` shows them", highlight=False)
+        raise typer.Exit(130) from None
     console.print(demonstration.table(runs))
     lines = demonstration.reading(runs)
     for line in lines:
@@ -227,7 +244,17 @@ def _experiment(source: str, assignments: list[str]) -> "Experiment":
         if not Path(source).is_file():
             raise ValueError(f"no file {source}")
         return Experiment.from_yaml(Path(source)).override(changes)
-    return preset(source, changes.pop("model", "tiny")).override(changes)
+    return preset(source, changes.pop("model", "tiny"), **changes)
+
+
+def _check_output(option: str, path: Path | None) -> None:
+    """Refuse a file that can't be written before the work that would end in it."""
+    if path and path.is_dir():
+        raise ValueError(f"{option} {path}: is a folder; give the name of a file")
+    if path and not path.parent.is_dir():
+        raise ValueError(f"{option} {path}: there is no folder {path.parent}; make it first")
+    if path and not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ValueError(f"{option} {path}: can't be written; choose another place")
 
 
 def _follow(run: "Run", detach: bool) -> None:
@@ -239,10 +266,9 @@ def _follow(run: "Run", detach: bool) -> None:
     if status.name == "failed":
         raise ValueError(f"{run.id} failed: {status.reason}")
     if status.name == "stopped":
-        console.print(
-            f"stopped after step {run.records()[-1].step}; go on with: labkit resume {run.id}",
-            highlight=False,
-        )
+        records = run.records()
+        when = f"after step {records[-1].step}" if records else "before step 0"
+        console.print(f"stopped {when}; go on with: labkit resume {run.id}", highlight=False)
         raise typer.Exit(130)
     from labkit.runs.compare import compare
 

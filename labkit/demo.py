@@ -70,7 +70,7 @@ def run_demo(
     """Run the three recipes for seeds 0 … seeds − 1 and return the runs, in the order in which they ran.
 
     `steps` None: the model's own number. `progress` is called after each step. Blocks until all runs are
-    done; interrupted, it stops the run at hand. Raises RunError if a run does not come to its end.
+    done; interrupted, it stops the runs at hand. Raises RunError if a run does not come to its end.
     """
     if seeds < 1:
         raise ValueError(f"seeds must be at least 1, not {seeds}")
@@ -99,11 +99,23 @@ def _carry_out(
         while any([_watch(run, progress) for run in runs]):
             time.sleep(_POLL)
     except BaseException:
+        _end(runs)
+        raise
+    return runs
+
+
+def _end(runs: Sequence[Run]) -> None:
+    """Stop the runs and wait until they have; interrupted once more, kill them."""
+    try:
         for run in runs:
             if run.alive:
                 run.stop()
+        for run in runs:
+            run.wait()
+    except BaseException:
+        for run in runs:
+            run.kill()
         raise
-    return runs
 
 
 def _watch(run: Run, progress: Callable[[Run, StepRecord], None] | None) -> bool:

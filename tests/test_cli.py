@@ -1,4 +1,6 @@
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -8,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from labkit.config.locations import TINY_FOLDER
 from labkit.runs.process import Run
+from labkit.runs.store import RunDirectory
 
 SMALL = [
     *["eval_every=2", "eval_prompts=4", "threads=1", "sampling.max_new_tokens=8"],
@@ -66,6 +70,9 @@ def test_mistakes_are_one_line_with_a_way_out(runs: Path) -> None:
     assert "steps" in refused(labkit("run", "bf16", "stepz=3", runs=runs))
     assert "no run 'x'" in refused(labkit("show", "x", runs=runs))
     assert "smollm2" in refused(labkit("fetch", "gpt-5", runs=runs))
+    for page in (["demo", "--json"], ["demo", "--html"], ["compare", "x", "--html"]):
+        assert "there is no folder nodir" in refused(labkit(*page, "nodir/x", runs=runs))
+    assert "is a folder" in refused(labkit("demo", "--json", ".", runs=runs))
     assert not runs.exists(), "a refused experiment leaves nothing behind"
 
 
@@ -127,6 +134,61 @@ def test_ctrl_c_stops_the_run_it_watches(runs: Path) -> None:
     assert watching.wait(60) == 130
     assert "labkit resume near-" in output
     assert b'"stopped"' in (next(runs.glob("near-*")) / "state.json").read_bytes()
+
+
+def test_a_model_and_a_data_set_of_one_s_own(runs: Path, tmp_path: Path) -> None:
+    """The README's line, and a damaged run beside it that `labkit list` lists too."""
+    shutil.copytree(TINY_FOLDER, tmp_path / "model")
+    rows = [{"question": f"{a}+{b}=", "answer": str((a + b) % 10)} for a in range(10) for b in range(10)]
+    data = tmp_path / "problems.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    own = [f"model={tmp_path / 'model'}", f"task=dataset:{data}", "task_options.prompt_column=question"]
+    done = labkit("run", "fp8-e2e", "name=own", "steps=1", *own, *SMALL, runs=runs)
+    assert done.returncode == 0, done
+
+    for name, file, content in (
+        *[("bad-yaml", "experiment.yaml", "steps: [\n"), ("bad-line", "metrics.jsonl", "nonsense\n")],
+        ("bad-state", "state.json", '{"name": "running", "pid": "x"}'),
+    ):
+        damaged = RunDirectory.create(Run.open("own", runs).experiment.override({"name": name}), runs)
+        (damaged.path / file).write_text(content)
+    listed = " ".join(labkit("list", runs=runs, COLUMNS="300").stdout.split())
+    assert "4 runs" in listed
+    assert "done" in listed
+    assert listed.count("unreadable: ") == 2
+    assert "metrics.jsonl, line 1: not JSON" in listed
+    assert "state.json cannot be read: pid" in listed
+    assert "it is failed" not in refused(labkit("resume", "bad-line", runs=runs))
+
+
+def test_ctrl_c_before_the_first_step_and_in_a_demo_ends_with_130(runs: Path) -> None:
+    never = ["eval_prompts=4000", "steps=100000", "threads=1"]  # the first step takes long
+    for command, started in ((["run", "bf16", "name=early", *never], 1), (["demo", "--steps", "100000"], 3)):
+        folder = runs.with_name(command[0])
+        client = subprocess.Popen(
+            [sys.executable, "-m", "labkit.cli", *command],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "LABKIT_RUNS": str(folder), "COLUMNS": "160"},
+        )
+        try:
+            deadline = time.monotonic() + 60
+            while len(list(folder.glob("*/worker.log"))) < started:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            time.sleep(1.0)  # the last worker is on its way, the client in its loop
+            client.send_signal(signal.SIGINT)
+            output, errors = client.communicate(timeout=120)
+            assert client.returncode == 130, (output, errors)
+            assert errors == ""
+            said = "stopped before step 0; go on with: labkit resume early-" if started == 1 else "was interrupted"
+            assert said in output
+            assert [run.state for run in Run.all(folder)] == ["stopped"] * started
+        finally:
+            client.kill()
+            for run in Run.all(folder):
+                run.kill()
 
 
 def wait_for(path: Path, content: bytes) -> None:

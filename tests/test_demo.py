@@ -7,7 +7,8 @@ from labkit import demo
 from labkit.config.presets import preset
 from labkit.runs.process import Run
 from labkit.runs.record import StepRecord
-from labkit.runs.store import RunDirectory, RunState
+from labkit.runs.state import RunState
+from labkit.runs.store import RunDirectory
 
 
 def finished(root: Path, recipe: str, seed: int, heldout: float, tmpe: float) -> Run:

@@ -122,7 +122,7 @@ def recipe(name: str) -> Recipe:
     return RECIPES[name]
 
 
-def preset(recipe_name: str, model: str = "tiny", **overrides: Any) -> Experiment:
+def preset(recipe_name: str, model: str = "tiny", /, **overrides: Any) -> Experiment:
     """An Experiment by the name of its recipe: preset("fp8-e2e", seed=1, **{"grpo.lr": 1e-4})."""
     if not isinstance(model, str):
         raise ConfigError(f"model: must be a name or the path of a folder, got {model!r}")

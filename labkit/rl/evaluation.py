@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from labkit.models import Policy
     from labkit.rl.episodes import Prompter
 
+BATCH = 512  # prompts in one generation: what bounds the memory and the time until a stop is seen
+
 
 class HeldOut:
     def __init__(
@@ -38,5 +40,8 @@ class HeldOut:
     def accuracy(self, weights: Mapping[str, Tensor], version: int) -> float:
         self.engine.refit(weights, None, version)
         generator = torch.Generator().manual_seed(0)
-        rollouts = self.engine.generate(self.prompts, self.request, generator)
-        return float(self.prompter.score(rollouts, self.problems).rewards_B.mean())
+        right = 0.0
+        for start in range(0, len(self.prompts), BATCH):
+            rollouts = self.engine.generate(self.prompts[start : start + BATCH], self.request, generator)
+            right += float(self.prompter.score(rollouts, self.problems[start : start + BATCH]).rewards_B.sum())
+        return right / len(self.prompts)

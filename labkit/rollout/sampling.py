@@ -22,9 +22,7 @@ def sample(logits_NV: Tensor, sampling: "Sampling", generator: torch.Generator) 
     cumulative_NV = logprobs_NV.double().exp().cumsum(-1)
     uniform_N1 = torch.rand(len(logits_NV), 1, dtype=torch.float64, generator=generator)
     if not bool(cumulative_NV[:, -1].isfinite().all()):
-        raise RuntimeError(
-            "the engine's logits hold NaN or infinity: have the weights diverged, are the scales sane?"
-        )
+        raise RuntimeError("the engine's logits hold NaN or infinity: have the weights diverged, are the scales sane?")
     # Rounding leaves the last sum a little off 1: u is scaled to it, so that some token always exceeds it.
     tokens_N = torch.searchsorted(cumulative_NV, uniform_N1 * cumulative_NV[:, -1:], right=True)[:, 0]
     return tokens_N, logprobs_NV.gather(-1, tokens_N[:, None])[:, 0]

@@ -11,7 +11,7 @@ _EXPORTS = {
     "Run": "process",
     "RunDirectory": "store",
     "RunError": "store",
-    "RunState": "store",
+    "RunState": "state",
     "StepRecord": "record",
     "compare": "compare",
     "curves": "report",

@@ -9,21 +9,25 @@ A worker that is killed cannot say so. A run that calls itself active while its 
 heartbeat is older than 10 s, is therefore reported as failed, with the last line of its log.
 """
 
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from labkit.config import Experiment
+from labkit.config.experiment import MODEL_TASKS
 from labkit.config.locations import model_folder
+from labkit.runs import lock
 from labkit.runs.record import StepRecord
-from labkit.runs.store import RunDirectory, RunError, RunState, StateName, Tail, list_directories
+from labkit.runs.state import RunState, StateName
+from labkit.runs.store import RunDirectory, RunError, Tail, list_directories
 from labkit.tasks import load_task
 
 HEARTBEAT_LIMIT = 10.0
@@ -54,12 +58,14 @@ class Run:
     def start(cls, experiment: Experiment, root: str | Path | None = None) -> "Run":
         """Create the run directory and start its worker. Returns at once.
 
-        Raises ValueError, before anything is created, if the model or the task isn't there.
+        Raises ValueError, before anything is created, if the model or the task isn't there. The run keeps
+        their paths as absolute ones, so that it can be resumed from any folder.
         """
         model_folder(experiment.model)
         load_task(experiment.task, experiment.task_options)
-        run = cls(RunDirectory.create(experiment, root))
-        run._launch()
+        run = cls(RunDirectory.create(_with_absolute_paths(experiment), root))
+        with run._lock() as held:
+            run._launch(held)
         return run
 
     @classmethod
@@ -69,8 +75,15 @@ class Run:
 
     @classmethod
     def all(cls, root: str | Path | None = None) -> "list[Run]":
-        """All runs under the root, the newest first."""
-        return [cls(directory) for directory in list_directories(root)]
+        """The runs under the root, the newest first, without those whose experiment can't be read.
+
+        `labkit list` names these and says what is wrong with them.
+        """
+        runs = []
+        for directory in list_directories(root):
+            with contextlib.suppress(ValueError, OSError):
+                runs.append(cls(directory))
+        return runs
 
     def __repr__(self) -> str:
         return f"Run({self.id!r}, {self.status})"
@@ -132,7 +145,7 @@ class Run:
 
     def stop(self) -> None:
         """End at the next micro-step with a checkpoint of the last completed step. A second stop kills."""
-        if "stop" in self.directory.commands()[0]:
+        if self.alive and "stop" in self.directory.commands()[0]:
             self.kill()
         else:
             self._command("stop")
@@ -145,7 +158,7 @@ class Run:
         if state.host != socket.gethostname():
             raise RunError(f"{self.id} runs on {state.host}: kill it there (stop works from here)")
         worker = self._own_worker(state)
-        pid = worker.pid if worker else state.pid
+        pid = worker.pid if worker else state.pid or lock.holder(self.path)
         if pid is None and self.alive:
             raise RunError(f"{self.id} is only just starting: kill it again in a moment")
         if pid is not None and _is_worker(pid):
@@ -178,19 +191,38 @@ class Run:
         Steps after the checkpoint are cut and done again, bit for bit as they were; a run without a
         checkpoint begins anew. Returns as soon as the new worker is started, like `start`.
         """
+        with self._lock() as held:
+            self._check_resumable()
+            self.records()  # a line that can't be read is better said here than in the worker's log
+            self._launch(held)
+
+    # how
+
+    def _check_resumable(self) -> None:
         status = self.status
         if status.active:
             raise RunError(f"{self.id} is {status}: there is nothing to resume")
         if status.name == "done":
             raise RunError(f"{self.id} is done, all its {self.experiment.steps} steps: there is nothing to resume")
-        deadline = time.monotonic() + _EXIT
-        while status.pid is not None and status.host == socket.gethostname() and _is_worker(status.pid):
-            if time.monotonic() > deadline:
-                raise RunError(f"the worker of {self.id} (process {status.pid}) still exists: kill it first")
-            time.sleep(_POLL)
-        self._launch()
 
-    # how
+    @contextlib.contextmanager
+    def _lock(self) -> Iterator[int]:
+        """The lock of the directory, for a worker to be started. The last worker has some time to exit."""
+        deadline = time.monotonic() + _EXIT
+        while True:
+            try:
+                held = lock.take(self.path)
+                break
+            except BlockingIOError:
+                self._check_resumable()
+                if time.monotonic() > deadline:
+                    pid = lock.holder(self.path)
+                    raise RunError(f"{self.id} still has a worker, process {pid}: kill it first") from None
+                time.sleep(_POLL)
+        try:
+            yield held
+        finally:
+            os.close(held)
 
     def _command(self, command: str) -> None:
         status = self.status
@@ -198,20 +230,23 @@ class Run:
             raise RunError(f"cannot {command} {self.id}: it is {status}")
         self.directory.append_command(command)
 
-    def _launch(self) -> None:
+    def _launch(self, held: int) -> None:
+        """Start the worker, which inherits the lock."""
         self.directory.clear_commands()
         self.directory.beat()
         launched = RunState("starting")
         self.directory.write_state(launched)
         with (self.path / "worker.log").open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "labkit.runs.worker", str(self.path)],
+                [sys.executable, "-m", "labkit.runs.worker", str(self.path), "--locked"],
+                pass_fds=[held],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 env=worker_environment(self.experiment),
                 start_new_session=True,
             )
+        lock.sign(held, process.pid)
         _workers[self.path] = _Worker(process, launched)
 
     def _own_worker(self, state: RunState) -> subprocess.Popen[bytes] | None:
@@ -252,6 +287,16 @@ def worker_environment(experiment: Experiment) -> dict[str, str]:
     if experiment.threads is not None:
         environment["OMP_NUM_THREADS"] = str(experiment.threads)
     return environment
+
+
+def _with_absolute_paths(experiment: Experiment) -> Experiment:
+    model, task = experiment.model, experiment.task
+    if model not in MODEL_TASKS:
+        model = str(Path(model).expanduser().absolute())
+    source = Path(task.removeprefix("dataset:")).expanduser()
+    if task.startswith("dataset:") and source.exists():
+        task = f"dataset:{source.absolute()}"
+    return experiment.override({"model": model, "task": task, "task_options": experiment.task_options})
 
 
 def _is_worker(pid: int) -> bool:

@@ -75,6 +75,9 @@ class StepRecord:
         missing = [name for name in ["schema", *names] if name not in content]
         if missing:
             raise ValueError(f"no step record: {', '.join(missing)} missing")
+        for name, kind in (("step", int), ("metrics", dict), ("timings", dict), ("tokens", dict), ("active", dict)):
+            if not isinstance(content[name], kind):
+                raise ValueError(f"no step record: {name} is a {type(content[name]).__name__}, not a {kind.__name__}")
         metrics = {name: _NON_FINITE.get(value, value) for name, value in content["metrics"].items()}
         return cls(
             **{name: content[name] for name in names if name != "metrics"},

@@ -1,63 +1,42 @@
 """RunDirectory: the files of a run, and the only code that reads or writes them.
 
     <root>/<id>/experiment.yaml    the Experiment, as it was started
-                state.json         where the run stands (RunState)
+                state.json         where the run stands (state.py)
                 metrics.jsonl      one StepRecord a line, appended as steps complete
                 rollouts.jsonl     {"step": n, "samples": [...]} for the rollouts that were kept
                 events.jsonl       what the worker did besides steps: started, paused, checkpoint, ...
                 commands.jsonl     what clients asked for: pause, resume, stop
                 heartbeat          touched by the worker every second
+                lock               held by the worker for as long as it lives (lock.py)
                 worker.log         the worker's stdout and stderr
                 checkpoints/step-00010/
 
 The default root is ./runs, or the folder named by LABKIT_RUNS. Any number of clients may read while one
 worker writes: files are only appended to by whole lines, or replaced in one piece. A line without its
 newline is still being written (or was cut short by a crash) and is not read. When the disk is full an
-append is taken back whole, and state.json, which always fills one 4 KiB block, is overwritten in place.
+append is taken back whole.
 """
 
 import contextlib
 import difflib
-import json
 import os
 import re
 import shutil
-import socket
 import tempfile
 import time
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from labkit.config import Experiment
+from labkit.runs import state as run_state
 from labkit.runs.jsonl import append_line, complete_lines, dump_json, load_object, replace_lines
-from labkit.runs.record import StepRecord
-
-StateName = Literal["idle", "starting", "running", "paused", "stopping", "done", "stopped", "failed"]
-ACTIVE: frozenset[StateName] = frozenset({"starting", "running", "paused", "stopping"})
-_STATE_BYTES = 4096
+from labkit.runs.record import NewerSchemaError, StepRecord
+from labkit.runs.state import RunState
 
 
 class RunError(ValueError):
     """A run that is not there, cannot be read, or is not in the state a command needs."""
-
-
-@dataclass(frozen=True)
-class RunState:
-    """Where a run stands: idle → starting → running ⇄ paused → stopping → done | stopped | failed(reason)."""
-
-    name: StateName
-    reason: str = ""
-    pid: int | None = None
-    host: str = field(default_factory=socket.gethostname)
-    updated: float = field(default_factory=time.time)
-
-    @property
-    def active(self) -> bool:
-        return self.name in ACTIVE
-
-    def __str__(self) -> str:
-        return f"{self.name} ({self.reason})" if self.reason else self.name
 
 
 def runs_root(root: str | Path | None = None) -> Path:
@@ -72,6 +51,14 @@ class RunDirectory:
     def create(cls, experiment: Experiment, root: str | Path | None = None) -> "RunDirectory":
         """A new directory under a readable, unused id. It appears complete or not at all."""
         parent = runs_root(root)
+        try:
+            return cls._create(experiment, parent)
+        except OSError as error:
+            why = f"{error.strerror or error}; choose another folder for the runs with LABKIT_RUNS"
+            raise RunError(f"cannot make a run in {parent}: {why}") from None
+
+    @classmethod
+    def _create(cls, experiment: Experiment, parent: Path) -> "RunDirectory":
         parent.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(prefix=".new-", dir=parent))
         try:
@@ -111,28 +98,11 @@ class RunDirectory:
     # state and heartbeat
 
     def write_state(self, state: RunState) -> None:
-        text = json.dumps(asdict(state)).ljust(_STATE_BYTES - 1) + "\n"
-        if len(text) > _STATE_BYTES:
-            return self.write_state(replace(state, reason=state.reason[:500] + "…"))
-        target = self.path / "state.json"
-        draft = target.with_suffix(f".{os.getpid()}")
-        try:
-            draft.write_text(text, encoding="ascii")
-            draft.replace(target)
-        except OSError:
-            with contextlib.suppress(OSError):
-                draft.unlink(missing_ok=True)
-            with target.open("r+", encoding="ascii") as file:  # no space for a second block: reuse the first
-                file.write(text)
+        run_state.write(self.path / "state.json", state)
 
     def read_state(self) -> RunState:
         """The state as it was last written, whether or not its writer still lives."""
-        try:
-            return RunState(**json.loads((self.path / "state.json").read_bytes()))
-        except FileNotFoundError:
-            return RunState("failed", reason="state.json is missing", host="", updated=0.0)
-        except (ValueError, TypeError) as error:
-            return RunState("failed", reason=f"state.json cannot be read: {error}", host="", updated=0.0)
+        return run_state.read(self.path / "state.json")
 
     def beat(self) -> None:
         (self.path / "heartbeat").touch()
@@ -164,10 +134,15 @@ class RunDirectory:
     def cut_records(self, last: int) -> None:
         """Keep the records and rollouts up to step `last` (-1: none); a line that was cut short goes too."""
         metrics, rollouts = self.path / "metrics.jsonl", self.path / "rollouts.jsonl"
-        kept = [line for _, line in complete_lines(metrics) if load_object(line)["step"] <= last]
-        if len(kept) != last + 1:
-            raise RunError(f"{metrics} has {len(kept)} steps up to step {last}, not {last + 1}: it was changed by hand")
-        replace_lines(metrics, kept)
+        lines = [line for _, line in complete_lines(metrics)]
+        steps = [_record(metrics, number, line).step for number, line in enumerate(lines, start=1)]
+        kept = [step for step in steps if step <= last]
+        if kept != list(range(last + 1)):
+            raise RunError(
+                f"{metrics} has {len(kept)} steps up to step {last}, not {last + 1} in order, so it was changed by "
+                f"hand: restore it, or start anew with `labkit run {self.path / 'experiment.yaml'}`"
+            )
+        replace_lines(metrics, [line for line, step in zip(lines, steps, strict=True) if step <= last])
         replace_lines(rollouts, [line for _, line in complete_lines(rollouts) if _step(line) <= last])
 
     # what clients read
@@ -231,10 +206,7 @@ class Tail:
             self._inode, self._offset, self._lines = inode, 0, 0
         records = []
         for end, line in complete_lines(self._path, self._offset):
-            try:
-                records.append(StepRecord.from_json(line))
-            except ValueError as error:
-                raise RunError(f"{self._path}, line {self._lines + 1}: {error}") from None
+            records.append(_record(self._path, self._lines + 1, line))
             self._offset, self._lines = end, self._lines + 1
         return records
 
@@ -242,12 +214,23 @@ class Tail:
 def list_directories(root: str | Path | None = None) -> list[RunDirectory]:
     """All runs under the root, the newest first."""
     parent = runs_root(root)
-    if not parent.is_dir():
+    if not parent.exists():
         return []
+    if not parent.is_dir():
+        raise RunError(f"{parent} is no folder, so there are no runs in it; name another one with LABKIT_RUNS")
     paths = [path for path in parent.iterdir() if not path.name.startswith(".")]
     found = [(path / "experiment.yaml", path) for path in paths if (path / "experiment.yaml").is_file()]
     found.sort(key=lambda pair: (pair[0].stat().st_mtime_ns, pair[1].name), reverse=True)
     return [RunDirectory(path.absolute()) for _, path in found]
+
+
+def _record(path: Path, number: int, line: bytes) -> StepRecord:
+    try:
+        return StepRecord.from_json(line)
+    except NewerSchemaError as error:
+        raise RunError(f"{path}, line {number}: {error}") from None
+    except ValueError as error:
+        raise RunError(f"{path}, line {number}: {error}; restore the line, or remove it if it is no step") from None
 
 
 def _step(line: bytes) -> int:

@@ -8,7 +8,8 @@ node back) is a stop.
     stop     drop the unfinished step (or complete it, once its update began), write a checkpoint, end
 
 Whatever ends the run is written to state.json: done, stopped, or failed with the reason (the traceback is
-in worker.log). A full disk is such a reason: what was recorded before it stays readable.
+in worker.log). A full disk is such a reason: what was recorded before it stays readable. A directory
+has one worker at a time (lock.py); another one ends before it touches anything.
 """
 
 import contextlib
@@ -24,7 +25,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit.config import Experiment
-from labkit.runs.store import RunDirectory, RunState, StateName
+from labkit.runs import lock
+from labkit.runs.state import RunState, StateName
+from labkit.runs.store import RunDirectory
 
 if TYPE_CHECKING:
     from labkit.rl.loop import Loop
@@ -64,9 +67,9 @@ class Commands:
         for command in commands:
             if command == "stop":
                 self._stop("stop")
-            elif command == "pause" and not self._paused:
+            elif command == "pause" and not self._paused and not self.stopping:
                 self._pause(True, "paused")
-            elif command == "resume" and self._paused:
+            elif command == "resume" and self._paused and not self.stopping:
                 self._pause(False, "running")
             else:
                 self._directory.append_event("ignored", command=command)
@@ -112,16 +115,18 @@ class Worker:
         """Run to the end or to a stop; every outcome is left in state.json."""
         self._state("starting")
         try:
+            self._experiment = self.directory.experiment
             outcome: StateName = "done"
             try:
-                self._run(self.directory.experiment)
+                self._run(self._experiment)
             except StopRequested:
                 outcome = "stopped"
             self._checkpoint()
             self._end(outcome)
         except Exception as error:
-            traceback.print_exc()
             self._end("failed", reason(error))
+            with contextlib.suppress(OSError):  # the disk that the log is on may be full
+                traceback.print_exc()
             raise SystemExit(1) from None
 
     def _run(self, experiment: Experiment) -> None:
@@ -130,6 +135,7 @@ class Worker:
         every = experiment.checkpoint_every or experiment.steps
         loop = Loop(experiment, on_microstep=self.commands.poll)
         self._resume(loop)
+        self.commands.poll()  # what was asked while the loop was made
         self._state("running")
         for record in loop.steps():
             self.directory.append_record(record)
@@ -143,7 +149,7 @@ class Worker:
 
         latest = checkpoint.latest(self.directory)
         if latest:
-            self._saved, loop_state = checkpoint.load(latest)
+            self._saved, loop_state = checkpoint.load(latest, self._experiment)
             loop.load_state_dict(loop_state)
         self.directory.cut_records(self._saved)
         self.directory.append_event("resumed" if latest else "started", step=self._saved + 1)
@@ -157,7 +163,7 @@ class Worker:
         from labkit.runs import checkpoint
 
         if self._boundary and self._boundary.step > self._saved:
-            path = checkpoint.save(self.directory, self._boundary.step, self._boundary.state)
+            path = checkpoint.save(self.directory, self._experiment, self._boundary.step, self._boundary.state)
             self._saved = self._boundary.step
             self.directory.append_event("checkpoint", path=path.name)
 
@@ -195,8 +201,14 @@ def _beat(directory: RunDirectory) -> None:
         time.sleep(_HEARTBEAT)
 
 
-def main(path: str) -> None:
+def main(path: str, locked: bool = False) -> None:
+    """`locked`: a client took the lock for this process, which keeps it open to its end."""
     directory = RunDirectory(Path(path))
+    if not locked:
+        try:
+            lock.sign(lock.take(directory.path), os.getpid())
+        except BlockingIOError:
+            sys.exit(f"{path} already has a worker (process {lock.holder(directory.path)}): nothing was done")
     worker = Worker(directory)
     signal.signal(signal.SIGTERM, lambda *_: setattr(worker.commands, "terminated", True))
     threading.Thread(target=_beat, args=(directory,), daemon=True).start()
@@ -205,4 +217,4 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], locked="--locked" in sys.argv[2:])

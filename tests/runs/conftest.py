@@ -11,7 +11,8 @@ from labkit.config import Experiment
 from labkit.config.presets import preset
 from labkit.runs.process import Run
 from labkit.runs.record import StepRecord
-from labkit.runs.store import RunDirectory, RunState
+from labkit.runs.state import RunState
+from labkit.runs.store import RunDirectory
 
 SMALL = {
     "steps": 8,

@@ -1,14 +1,20 @@
+import json
 import os
+import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from labkit.config import Experiment
+from labkit.config.locations import TINY_FOLDER
+from labkit.runs import lock, process
 from labkit.runs.process import HEARTBEAT_LIMIT, Run, worker_environment
-from labkit.runs.store import RunDirectory, RunError, RunState
+from labkit.runs.state import RunState
+from labkit.runs.store import RunDirectory, RunError
 
 
 @pytest.fixture
@@ -17,9 +23,9 @@ def run(small: Experiment, tmp_path: Path) -> Run:
 
 
 def dead_pid() -> int:
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    return process.pid
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    return ended.pid
 
 
 def test_a_run_whose_process_is_gone_has_failed_with_its_last_words(run: Run) -> None:
@@ -130,3 +136,86 @@ def test_a_refused_experiment_leaves_nothing_behind(
     with pytest.raises(ValueError, match=message):
         Run.start(small.override(changes), tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.fixture
+def held(run: Run) -> Iterator[int]:
+    """The lock of the run, as a worker holds it."""
+    descriptor = lock.take(run.path)
+    lock.sign(descriptor, os.getpid())
+    yield descriptor
+    os.close(descriptor)
+
+
+def test_a_directory_that_has_a_worker_gets_no_second_one(
+    run: Run, held: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "_EXIT", 0.2)
+    (run.path / "state.json").unlink()
+    files = sorted(path.name for path in run.path.iterdir())
+    moved = Run.open(run.path.rename(tmp_path / "moved"))
+    for one in (moved, moved):
+        with pytest.raises(RunError, match=f"still has a worker, process {os.getpid()}: kill it first"):
+            one.resume_from_checkpoint()
+    by_hand = subprocess.run(
+        [sys.executable, "-m", "labkit.runs.worker", str(moved.path)], capture_output=True, text=True, check=False
+    )
+    assert by_hand.returncode == 1
+    assert by_hand.stderr.count("\n") == 1
+    assert f"already has a worker (process {os.getpid()})" in by_hand.stderr
+    assert sorted(path.name for path in moved.path.iterdir()) == files
+
+
+def test_a_lock_ends_with_its_holder(run: Run) -> None:
+    descriptor = lock.take(run.path)
+    lock.sign(descriptor, 1)
+    with pytest.raises(BlockingIOError):
+        lock.take(run.path)
+    os.close(descriptor)
+    os.close(lock.take(run.path))
+    assert lock.holder(run.path) is None
+
+
+def test_a_run_with_a_line_that_cannot_be_read_is_not_resumed(run: Run) -> None:
+    run.directory.write_state(RunState("stopped"))
+    (run.path / "metrics.jsonl").write_text("nonsense\n")
+    with pytest.raises(RunError, match=r"metrics\.jsonl, line 1: not JSON.*; restore the line"):
+        run.resume_from_checkpoint()
+    assert run.state == "stopped"
+    assert not (run.path / "worker.log").exists()
+
+
+def test_a_stop_that_was_obeyed_is_no_reason_to_say_stopping_again(run: Run) -> None:
+    run.directory.append_command("stop")
+    run.directory.write_state(RunState("stopped"))
+    with pytest.raises(RunError, match=r"cannot stop .*: it is stopped"):
+        run.stop()
+
+
+def test_all_leaves_out_what_cannot_be_read(run: Run, tmp_path: Path, small: Experiment) -> None:
+    damaged = RunDirectory.create(small, tmp_path)
+    (damaged.path / "experiment.yaml").write_bytes(b"\xff: [")
+    assert [one.id for one in Run.all(tmp_path)] == [run.id]
+
+
+def test_a_run_keeps_absolute_paths(
+    small: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launches_nothing: None
+) -> None:
+    shutil.copytree(TINY_FOLDER, tmp_path / "tiny-copy")
+    rows = [{"question": f"{n}+1=", "answer": str(n + 1)} for n in range(40)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.chdir(tmp_path)
+    options = {"prompt_column": "question"}
+    given = small.override({"model": "tiny-copy", "task": "dataset:rows.jsonl", "task_options": options})
+    kept = Run.start(given, "runs").experiment
+    assert kept.model == str(tmp_path / "tiny-copy")
+    assert kept.task == f"dataset:{tmp_path / 'rows.jsonl'}"
+    assert kept.task_options == options
+    assert kept.name == given.name
+    named = Run.start(small, "runs").experiment
+    assert named == small
+
+
+@pytest.fixture
+def launches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Run, "_launch", lambda self, held: None)

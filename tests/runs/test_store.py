@@ -7,7 +7,8 @@ import pytest
 
 from labkit.config import Experiment
 from labkit.runs.record import SCHEMA, StepRecord
-from labkit.runs.store import RunDirectory, RunError, RunState, Tail, list_directories
+from labkit.runs.state import RunState
+from labkit.runs.store import RunDirectory, RunError, Tail, list_directories
 
 Make = Callable[..., StepRecord]
 
@@ -147,7 +148,25 @@ def test_a_state_is_overwritten_in_place_when_no_file_can_be_made(directory: Run
     assert (directory.path / "state.json").stat().st_size == 4096
 
 
-@pytest.mark.parametrize("content", [None, "", "[]", '{"unknown": 1}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *[
+            None,
+            "",
+            "[]",
+            '{"unknown": 1}',
+            '{"name": "flying"}',
+            '{"name": ["done"]}',
+            '{"name": "done", "reason": 3}',
+        ],
+        *[
+            '{"name": "running", "pid": "12"}',
+            '{"name": "running", "pid": -1}',
+            '{"name": "running", "updated": "now"}',
+        ],
+    ],
+)
 def test_a_lost_or_damaged_state_is_a_failure_with_a_reason(directory: RunDirectory, content: str | None) -> None:
     path = directory.path / "state.json"
     if content is None:
@@ -166,3 +185,40 @@ def test_commands_are_read_once(directory: RunDirectory) -> None:
     assert commands == ["pause"]
     directory.append_command("stop")
     assert directory.commands(offset)[0] == ["stop"]
+
+
+@pytest.mark.parametrize("line", ["nonsense", "[1]", '{"schema": 1}', '{"schema": 1, "step": "x"}'])
+def test_cutting_names_a_bad_line_and_the_way_out(directory: RunDirectory, record: Make, line: str) -> None:
+    directory.append_record(record(0))
+    with (directory.path / "metrics.jsonl").open("a") as file:
+        file.write(line + "\n")
+    with pytest.raises(RunError, match=r"metrics\.jsonl, line 2: .*; restore the line, or remove it"):
+        directory.cut_records(0)
+
+
+@pytest.mark.parametrize("changes", [{"step": "1"}, {"metrics": []}, {"tokens": 3}])
+def test_a_record_of_wrong_types_is_named(directory: RunDirectory, record: Make, changes: dict) -> None:
+    line = json.loads(record(0).to_json()) | changes
+    (directory.path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    with pytest.raises(RunError, match=f"line 1: no step record: {next(iter(changes))} is a"):
+        directory.records()
+
+
+def test_steps_out_of_order_are_not_resumed(directory: RunDirectory, record: Make) -> None:
+    for step in (0, 2, 2):
+        directory.append_record(record(step))
+    with pytest.raises(RunError, match="changed by hand: restore it, or start anew with `labkit run"):
+        directory.cut_records(2)
+
+
+@pytest.mark.parametrize("root", ["file", "file/runs"])
+def test_a_root_that_cannot_hold_runs_is_named(small: Experiment, tmp_path: Path, root: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RunError, match=f"cannot make a run in .*/{root}: .*LABKIT_RUNS"):
+        RunDirectory.create(small, tmp_path / root)
+
+
+def test_a_root_that_is_a_file_is_not_an_empty_one(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RunError, match=r"no folder.*LABKIT_RUNS"):
+        list_directories(tmp_path / "file")

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from copy import deepcopy
@@ -13,10 +15,12 @@ import torch
 
 from labkit.config import Experiment
 from labkit.rl.loop import Loop
+from labkit.runs import process
 from labkit.runs.process import Run
 from labkit.runs.record import StepRecord
-from labkit.runs.store import RunError
-from labkit.runs.worker import Boundary
+from labkit.runs.state import RunState
+from labkit.runs.store import RunDirectory, RunError
+from labkit.runs.worker import Boundary, Commands, StopRequested
 
 resource = pytest.importorskip("resource")
 LIMIT = 120.0
@@ -187,6 +191,7 @@ def test_a_full_disk_fails_with_its_reason_and_the_run_still_opens(small: Experi
     until(lambda: run.state == "paused", run)
     size = (run.path / "rollouts.jsonl").stat().st_size
     assert size > 4096
+    os.truncate(run.path / "worker.log", size + 200)  # the traceback doesn't fit either
     resource.prlimit(run.status.pid, resource.RLIMIT_FSIZE, (size + 100, size + 100))
     run.resume()
     status = run.wait(LIMIT)
@@ -198,8 +203,50 @@ def test_a_full_disk_fails_with_its_reason_and_the_run_still_opens(small: Experi
 
 
 def test_an_experiment_the_loop_refuses_fails_in_its_words(small: Experiment, tmp_path: Path) -> None:
-    run = Run.start(small.override({"model": str(tmp_path / "no-model"), "task": "arithmetic"}), tmp_path)
+    refused = small.override({"model": str(tmp_path / "no-model"), "task": "arithmetic"})
+    run = Run(RunDirectory.create(refused, tmp_path))
+    run.resume_from_checkpoint()
     status = run.wait(LIMIT)
     assert status.name == "failed"
     assert "no-model" in status.reason
     assert "Traceback" in run.log()
+
+
+def test_two_clients_that_resume_at_once_start_one_worker(small: Experiment, tmp_path: Path) -> None:
+    run = Run(RunDirectory.create(small.override({"steps": 10_000}), tmp_path))
+    code = f"from labkit.runs import Run; Run.open({str(run.path)!r}).resume_from_checkpoint()"
+    clients = [subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    said = [client.communicate()[1] for client in clients]
+    assert sorted(client.returncode for client in clients) == [0, 1, 1], said
+    assert sum("there is nothing to resume" in text for text in said) == 2, said
+
+    # a second client kills it, however early it is: the lock knows the worker before state.json does
+    other = Run.open(run.path)
+    other.stop()
+    other.stop()
+    assert str(other.status) == "failed (killed)"
+
+
+def test_commands_after_a_stop_are_ignored(small: Experiment, tmp_path: Path) -> None:
+    directory = RunDirectory.create(small, tmp_path)
+    commands = Commands(directory)
+    commands.may_stop = lambda: False
+    for command in ("stop", "pause", "resume"):
+        directory.append_command(command)
+    commands.poll()
+    assert directory.read_state().name == "stopping"
+    assert [(e["event"], e["command"]) for e in directory.events()] == [
+        *[("stopping", "stop"), ("ignored", "pause"), ("ignored", "resume")]
+    ]
+    commands.may_stop = lambda: True
+    with pytest.raises(StopRequested):
+        commands.poll()
+
+
+def test_a_worker_that_is_only_just_starting_is_killed(small: Experiment, tmp_path: Path) -> None:
+    run = Run.start(small, tmp_path)
+    run.directory.write_state(RunState("starting"))  # as it stands before the worker has said its number
+    worker = process._workers.pop(run.path).process  # and as another client sees it
+    run.kill()
+    assert worker.wait(10) == -signal.SIGKILL
+    assert str(run.status) == "failed (killed)"
