@@ -57,8 +57,9 @@ def resume(run: RunName, detach: Detach = False) -> None:
     from labkit.runs.process import Run
 
     opened = Run.open(run)
+    records = opened.records()
     opened.resume_from_checkpoint()
-    _follow(opened, detach)
+    _follow(opened, detach, seen=records[-1].step if records else -1)
 
 
 @app.command()
@@ -79,8 +80,10 @@ def list_runs() -> None:
     directories = list_directories()
     table = Table(title=f"{len(directories)} runs in {runs_root()}", title_justify="left")
     table.add_column("run", no_wrap=True)
-    for column in ("state", "step", "held-out", "TMPE", "recipe"):
-        table.add_column(column, overflow="fold")
+    table.add_column("state", overflow="fold")
+    for column in ("step", "held-out", "TMPE"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("recipe", no_wrap=True, overflow="ellipsis")
     for directory in directories:
         try:
             cells = _row(directory)
@@ -257,12 +260,12 @@ def _check_output(option: str, path: Path | None) -> None:
         raise ValueError(f"{option} {path}: can't be written; choose another place")
 
 
-def _follow(run: "Run", detach: bool) -> None:
-    """Watch a run to its end. Ctrl-C asks it to stop; a second one kills it."""
+def _follow(run: "Run", detach: bool, seen: int = -1) -> None:
+    """Watch a run to its end, its steps after `seen`. Ctrl-C asks it to stop; a second one kills it."""
     console.print(f"run {run.id} in {run.path}", highlight=False)
     if detach:
         return
-    status = _until_ended(run)
+    status = _until_ended(run, seen)
     if status.name == "failed":
         raise ValueError(f"{run.id} failed: {status.reason}")
     if status.name == "stopped":
@@ -275,11 +278,11 @@ def _follow(run: "Run", detach: bool) -> None:
     console.print(compare([run]).table())
 
 
-def _until_ended(run: "Run") -> "RunState":
+def _until_ended(run: "Run", seen: int) -> "RunState":
     with _StepDisplay() as display:
         while True:
             try:
-                return run.wait(on_record=lambda record: display.step(run, record))
+                return run.wait(on_record=lambda record: display.step(run, record) if record.step > seen else None)
             except KeyboardInterrupt:
                 if run.alive:
                     run.stop()
@@ -316,6 +319,8 @@ class _StepDisplay:
             name = f"{run.experiment.recipe.name}, seed {run.experiment.seed}"
             self._bars[run.id] = self._progress.add_task(name, total=run.experiment.steps, rate="", metrics="")
         metrics = _live_metrics(record)
+        for event in record.events:
+            self.say(f"{run.id} step {record.step}: {event}")
         if not console.is_terminal:
             print(f"{run.id} step {record.step}/{run.experiment.steps} {metrics}", flush=True)
         rate = f"{sum(record.timings.values()):.1f} s/step"

@@ -144,7 +144,13 @@ def table(runs: Sequence[Run]) -> Table:
         drawn.add_column(arm.recipe, justify="right")
     for _, title, value, form in _QUANTITIES:
         drawn.add_row(title, *[_cell(arm, value, form) for arm in found])
+    if _emulated(found):
+        drawn.caption, drawn.caption_justify = f"FP8 {EMULATED}", "left"
     return drawn
+
+
+def _emulated(found: Sequence[Arm]) -> bool:
+    return any(summary.throughput.emulated for arm in found for summary in arm.summaries)
 
 
 def reading(runs: Sequence[Run]) -> list[str]:
@@ -157,7 +163,7 @@ def reading(runs: Sequence[Run]) -> list[str]:
         "this is the number that the choice of recipe moves."
     ]
     lines.append(_accuracy_line(found, runs))
-    if any(s.throughput.emulated for arm in found for s in arm.summaries):
+    if _emulated(found):
         lines.append(f"Speed: FP8 here is {EMULATED}. It computes what FP8 hardware would, and pays extra for it.")
     return lines
 
@@ -184,8 +190,8 @@ def _accuracy_line(found: Sequence[Arm], runs: Sequence[Run]) -> str:
     error = math.sqrt(2 * middle * (1 - middle) / prompts)  # of the difference of two independent shares
     values = ", ".join(f"{name} {value:.3f}" for name, value in ends.items())
     verdict = (
-        "no difference that this many prompts could show. That is the expected result at this size: the "
-        "accuracies of the recipes do not differ, only the mismatch does"
+        "no difference that this many prompts could show. That does not prove them equal, but it is what to "
+        "expect at this size: the mismatch moves, the accuracy hardly"
         if gap <= 2 * error
         else "more than the prompts' sampling error explains; seeds vary too: run more before believing it"
     )

@@ -35,7 +35,7 @@ class Prompter:
             if num_tokens > max_prompt_tokens:
                 raise ValueError(
                     f"{place}: the prompt has {num_tokens} tokens, the model has room for {max_prompt_tokens} before "
-                    "the answer; shorten it, or lower max_new_tokens"
+                    "the answer; shorten it, or lower task_options.max_new_tokens"
                 )
 
     def encode(self, problem: Problem) -> list[int]:

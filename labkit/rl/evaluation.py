@@ -36,6 +36,12 @@ class HeldOut:
         self.prompter, self.request = prompter, request
         self.problems = prompter.task.heldout(num_prompts)
         self.prompts = [prompter.encode(problem) for problem in self.problems]
+        self.wanted = num_prompts
+
+    def shortage(self) -> list[str]:
+        """What to tell the user when the task has fewer held-out problems than asked for."""
+        found = len(self.problems)
+        return [f"held-out accuracy rests on {found} problems, not {self.wanted}"] if found < self.wanted else []
 
     def accuracy(self, weights: Mapping[str, Tensor], version: int) -> float:
         self.engine.refit(weights, None, version)

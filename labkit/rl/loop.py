@@ -194,7 +194,7 @@ class Loop:
         scale_version = state.kv_scales.version if state.kv_scales else state.weight_version
         return self._record(
             watch, metrics, weight_version=state.weight_version, scales=state.kv_scales,
-            scale_version=scale_version, tokens={}, events=[], samples=[],
+            scale_version=scale_version, tokens={}, events=self.held_out.shortage(), samples=[],
         )  # fmt: skip
 
     def _record(

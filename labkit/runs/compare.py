@@ -231,7 +231,7 @@ def tmpe_text(value: float) -> str:
 
 
 _RESULTS = [
-    ("steps", lambda s: str(s.steps)),
+    ("steps done", lambda s: str(s.steps)),
     ("held-out accuracy, start", lambda s: _number(s.heldout_start, ".3f")),
     ("held-out accuracy, end", lambda s: _number(s.heldout_end, ".3f")),
     ("held-out accuracy, best", lambda s: _number(s.heldout_best, ".3f")),

@@ -113,7 +113,9 @@ class LocalTrainer:
     def active(self) -> dict[str, Active]:
         linears = list(self.model.linears())
         kernel = "C quantiser" if native.available()[0] else "torch quantiser"
-        report: dict[str, Active] = {}
+        attention = {"math": "the rollout's own arithmetic", "sdpa": "another kernel than the rollout's"}
+        kernel_name = self.experiment.trainer_attention
+        report = {"train.attention": Active(state="bf16", detail=f"{kernel_name}: {attention[kernel_name]}")}
         for gemm in ("fprop", "dgrad", "wgrad"):
             num_fp8 = sum(getattr(linear.precision, gemm) for _, _, linear in linears)
             detail = f"{num_fp8} of {len(linears)} layers, {self.experiment.recipe.scaling.short_str()}, {kernel}"

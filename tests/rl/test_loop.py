@@ -66,6 +66,7 @@ def test_the_records_tell_the_whole_step() -> None:
         assert record.timings[phase] > 0, phase
     assert record.tokens["generated"] == record.metrics["num_tokens"]
     assert record.tokens["padded"] >= record.tokens["trained"] > 0
+    assert record.active.pop("train.attention")["state"] == "bf16"
     assert {name: component["state"] for name, component in record.active.items()} == {
         name: "emulated"
         for name in (
@@ -170,6 +171,13 @@ def test_a_row_the_model_cannot_take_is_named(prompt: str, message: str, tmp_pat
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(ValueError, match=message):
         Loop(experiment("bf16", task=f"dataset:{path}"))
+
+
+def test_a_small_held_out_set_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"{i}+1=", "answer": str(i + 1)}) + "\n" for i in range(30)))
+    start = next(Loop(experiment("bf16", task=f"dataset:{path}")).steps())
+    assert start.events == ["held-out accuracy rests on 2 problems, not 8"]
 
 
 def test_mistakes_are_named_before_anything_runs() -> None:
