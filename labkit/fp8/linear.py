@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from labkit.fp8.emulation import fake_quantize
-from labkit.fp8.quantization import Quantized, Tile, quantize
+from labkit.fp8.quantization import Tile
 
 if TYPE_CHECKING:
     from labkit.config.recipe import Recipe
@@ -103,14 +103,8 @@ class LinearFormat:
         """True when no GEMM is FP8."""
         return not (self.fprop or self.dgrad or self.wgrad)
 
-    def quantize_weight(self, weight: Tensor) -> Quantized:
-        """Codes and scales of a weight [out_features, in_features] as fprop uses it."""
-        out_features, in_features = weight.shape
-        tile = self.tiles(1, in_features, out_features).w
-        return quantize(weight.detach(), self.fmt, tile, self.scale, self.formula)
-
     def weight_operand(self, weight: Tensor) -> Tensor:
-        """The same weight quantised and dequantised: what an emulated fprop multiplies with."""
+        """A weight [out_features, in_features] quantised and dequantised: what an emulated fprop multiplies with."""
         out_features, in_features = weight.shape
         tile = self.tiles(1, in_features, out_features).w
         return fake_quantize(weight.detach(), self.fmt, tile, self.scale, self.formula)
@@ -150,16 +144,10 @@ class Float8Linear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(out_features, dtype=dtype)) if bias else None
         nn.init.normal_(self.weight, std=in_features**-0.5)
         self._operands: WeightOperands | None = None
-        self._loaded: LoadedWeight | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copied or unpickled weight counts its versions anew: the cache stays behind, loaded codes come.
-        return {**self.__dict__, "_operands": None, "_loaded": self._valid_loaded()}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        if self._loaded is not None:
-            self._loaded = LoadedWeight(self._loaded.quantized, WeightState.of(self.weight))
+        # A copied or unpickled weight counts its versions anew: the cache stays behind.
+        return {**self.__dict__, "_operands": None}
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, {self.precision}"
@@ -174,38 +162,10 @@ class Float8Linear(nn.Module):
         return _Float8Matmul.apply(x, self.weight, self.bias, operands.fprop, operands.dgrad, self.precision)
 
     def requantize(self) -> None:
-        """Recompute the quantised weight from ``weight``, dropping codes given to ``load_quantized``."""
-        self._loaded = None
+        """Recompute the quantised weight from ``weight``."""
         self._operands = None
         if not self.precision.inactive:
             self._current_operands()
-
-    def load_quantized(self, quantized: Quantized) -> None:
-        """Take an engine's or checkpoint's codes and scales: fprop uses exactly these, ``weight`` stays.
-
-        They hold until ``weight`` is changed. Raises ValueError if they do not fit this layer and its
-        precision.
-        """
-        tile = self._tiles().w
-        expected = ((self.out_features, self.in_features), self.precision.fmt, tile)
-        found = (tuple(quantized.codes.shape), quantized.fmt, quantized.tile)
-        if found != expected:
-            raise ValueError(f"quantised weight has (shape, format, tile) {found}, this layer needs {expected}")
-        self._loaded = LoadedWeight(quantized, WeightState.of(self.weight))
-        self._operands = None
-
-    def quantized(self) -> Quantized | None:
-        """Codes and scales fprop uses: the loaded ones or those of ``weight``; None without FP8 fprop."""
-        loaded = self._valid_loaded()
-        if loaded is not None:
-            return loaded.quantized
-        return self.precision.quantize_weight(self.weight) if self.precision.fprop else None
-
-    def _valid_loaded(self) -> LoadedWeight | None:
-        """The loaded codes, unless ``weight`` was changed since."""
-        if self._loaded is not None and not self._loaded.state.matches(self.weight):
-            self._loaded = None
-        return self._loaded
 
     def operand(self) -> Tensor:
         """What fprop multiplies with: the weight, or its dequantised FP8 values."""
@@ -224,10 +184,7 @@ class Float8Linear(nn.Module):
         p, tiles = self.precision, self._tiles()
         weight = self.weight.detach()
         fprop = dgrad = weight
-        loaded = self._valid_loaded()
-        if loaded is not None and p.fprop:
-            fprop = loaded.quantized.dequantize(weight.dtype if p.scale == "pow2" else torch.float32)
-        elif p.fprop:
+        if p.fprop:
             fprop = p.weight_operand(weight)
         if p.dgrad and p.fprop and tiles.w == tiles.dgrad_w:
             dgrad = fprop
@@ -258,12 +215,6 @@ class WeightOperands:
     fprop: Tensor
     dgrad: Tensor
     precision: LinearFormat
-    state: WeightState
-
-
-@dataclass(frozen=True)
-class LoadedWeight:
-    quantized: Quantized
     state: WeightState
 
 

@@ -202,12 +202,9 @@ CHANGES = [
 ]
 
 
-@pytest.mark.parametrize("loaded", [False, True])
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_a_changed_weight_never_meets_stale_codes(change, loaded):
+def test_a_changed_weight_never_meets_stale_codes(change):
     linear, x, dy = layer(E2E), random(T, K, seed=3), random(T, N, seed=4)
-    if loaded:
-        linear.load_quantized(quantize(random(N, K, seed=5), "e4m3", (128, 128)))
     before = run(linear, x, dy)
     change(linear)
     linear.weight.grad = None
@@ -219,13 +216,11 @@ def test_a_changed_weight_never_meets_stale_codes(change, loaded):
     assert not torch.equal(before["y"], after["y"])
     for which, tensor in expected.items():
         assert torch.equal(after[which], tensor)
-    assert torch.equal(linear.quantized().codes, fresh.quantized().codes)
+    assert torch.equal(linear.operand(), fresh.operand())
 
 
-def test_copies_and_pickles_keep_loaded_codes_and_no_cache():
+def test_copies_and_pickles_keep_no_cache():
     linear, x = layer(LinearFormat(fprop=True, scale="fp32")), random(T, K, seed=3)
-    codes = quantize(random(N, K, seed=5), "e4m3", (128, 128), "fp32")
-    linear.load_quantized(codes)
     y = linear(x)
     for copied in (copy.deepcopy(linear), pickle.loads(pickle.dumps(linear))):
         assert torch.equal(copied(x), y)
@@ -236,7 +231,6 @@ def test_copies_and_pickles_keep_loaded_codes_and_no_cache():
             with torch.no_grad():
                 plain.weight.copy_(copied.weight)
             assert torch.equal(copied(x), plain(x))
-    assert linear.quantized() is codes
 
 
 def test_a_changed_precision_is_noticed():
@@ -258,36 +252,12 @@ def test_the_weight_is_quantised_once():
 
 
 @pytest.mark.parametrize("scale", ["pow2", "fp32"])
-def test_loaded_codes_are_what_fprop_uses(scale):
-    precision = LinearFormat(fprop=True, scale=scale)
-    linear, x = layer(precision), random(T, K, seed=3)
-    codes = quantize(random(N, K, seed=5), "e4m3", (128, 128), scale)
-    linear.load_quantized(codes)
-    x_q = quantize(x, "e4m3", (1, 128), scale).dequantize().double()
-    assert_rounded(linear(x).detach(), x_q @ codes.dequantize().double().T)
-    assert linear.quantized() is codes
-    assert torch.equal(linear.weight, layer(precision).weight)
-
-
-def test_quantized_describes_what_fprop_uses():
-    linear = layer(ROLLOUT)
-    assert torch.equal(linear.quantized().dequantize(torch.bfloat16), linear._current_operands().fprop)
-    linear.precision = LinearFormat(wgrad=True)
-    assert linear.quantized() is None
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        quantize(random(N, K + 1), "e4m3", (128, 128)),
-        quantize(random(N, K), "e5m2", (128, 128)),
-        quantize(random(N, K), "e4m3", (1, 128)),
-    ],
-    ids=["shape", "format", "tile"],
-)
-def test_codes_that_do_not_fit_are_refused(wrong):
-    with pytest.raises(ValueError, match="this layer needs"):
-        layer(ROLLOUT).load_quantized(wrong)
+def test_the_operand_is_the_quantised_weight(scale):
+    linear = layer(LinearFormat(fprop=True, scale=scale))
+    expected = quantize(linear.weight, "e4m3", (128, 128), scale).dequantize(linear.operand().dtype)
+    assert torch.equal(linear.operand(), expected)
+    linear.precision = LinearFormat.off()
+    assert torch.equal(linear.operand(), linear.weight)
 
 
 def test_format_mistakes_raise_with_the_way_out():
