@@ -1,12 +1,15 @@
 """Recipes and Experiments: what is to be run, checked before anything runs. Imports no torch."""
 
+from labkit.config.correction import Correction, Filter
+from labkit.config.corrections import CORRECTIONS
 from labkit.config.errors import ConfigError
 from labkit.config.experiment import GRPO, Experiment, Sampling
 from labkit.config.overrides import parse_assignments
 from labkit.config.presets import DESCRIPTIONS, MODEL_DEFAULTS, RECIPES, preset
-from labkit.config.recipe import Correction, KeepBF16, Recalibration, Recipe, Rollout, Scaling, Train
+from labkit.config.recipe import KeepBF16, Recalibration, Recipe, Rollout, Scaling, Train
 
 __all__ = [
+    "CORRECTIONS",
     "DESCRIPTIONS",
     "GRPO",
     "MODEL_DEFAULTS",
@@ -14,6 +17,7 @@ __all__ = [
     "ConfigError",
     "Correction",
     "Experiment",
+    "Filter",
     "KeepBF16",
     "Recalibration",
     "Recipe",

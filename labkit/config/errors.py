@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
@@ -61,7 +61,8 @@ def _line(detail: ErrorDetails, root: type[BaseModel]) -> str:
 
 def _suggestion(path: list[str], root: type[BaseModel]) -> str:
     *groups, key = path
-    here = list(_group(root, groups).model_fields)
+    group = _group(root, groups)
+    here = [*group.model_fields, *getattr(group, "shorthand", ())]
     everywhere = list(_dotted_keys(root))
     exact = [dotted for dotted in everywhere if dotted.rpartition(".")[2] == key]
     near = [".".join([*groups, name]) for name in difflib.get_close_matches(key, here, n=2, cutoff=0.6)]
@@ -76,8 +77,9 @@ def _suggestion(path: list[str], root: type[BaseModel]) -> str:
 
 def _group(root: type[BaseModel], path: Iterable[str]) -> type[BaseModel]:
     for part in path:
-        annotation: Any = root.model_fields[part].annotation
-        root = annotation
+        if not part.isdigit():  # a place in a list, which was resolved with the list's name
+            annotation: Any = root.model_fields[part].annotation
+            root = get_args(annotation)[0] if get_origin(annotation) is tuple else annotation
     return root
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from labkit.config import faults
 from labkit.config.errors import did_you_mean, wrong
 from labkit.config.recipe import Recipe
 from labkit.config.settings import Float, Int, Name, Settings
@@ -33,6 +34,7 @@ class GRPO(Settings):
     prompts_per_step: Int = Field(default=16, ge=1, le=100_000)
     group_size: Int = Field(default=8, ge=1, le=100_000)
     minibatches: Int = Field(default=1, ge=1)
+    staleness: Int = Field(default=0, ge=0, le=1000)  # steps by which the weights that sample are behind
     micro_batch: Int = Field(default=32, ge=1, le=100_000)  # sequences in one forward
     packing: bool = True
     lr: Float = Field(default=1.5e-4, ge=0, le=1)
@@ -105,12 +107,14 @@ class Experiment(Settings):
     keep_rollouts: Int = Field(default=16, ge=0)  # rollouts recorded in each step
     seed: Int = Field(default=0, ge=0, lt=2**32)
     threads: Int | None = Field(default=None, ge=1)
+    faults: tuple[Name, ...] = ()  # broken on purpose: labkit.gallery has the names
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if not self.task:
             object.__setattr__(self, "task", self._own_task())
         _check_task(self.task, self.model)
+        faults.check(self)
         if not self.name:
             object.__setattr__(self, "name", self._own_name())
         return self

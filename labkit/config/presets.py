@@ -2,9 +2,10 @@
 
 from typing import Any
 
+from labkit.config.correction import Correction
 from labkit.config.errors import ConfigError, did_you_mean
 from labkit.config.experiment import Experiment
-from labkit.config.recipe import Correction, Recalibration, Recipe, Rollout, Scaling, Train
+from labkit.config.recipe import Recalibration, Recipe, Rollout, Scaling, Train
 
 _LINEARS = Rollout(linears=True)
 _ROLLOUT = Rollout(linears=True, kv_cache=True, attention=True)

@@ -5,21 +5,11 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from labkit.config.correction import Correction
 from labkit.config.errors import ConfigError, wrong
 from labkit.config.settings import Float, Int, Name, Settings
 
 Format = Literal["e4m3", "e5m2"]
-CorrectionName = Literal["none", "tis", "icepop", "sequence-tis", "sequence-mask", "geometric-mask"]
-
-# The bounds each correction has, with their defaults.
-BOUNDS: dict[str, dict[str, float]] = {
-    "none": {},
-    "tis": {"cap": 2.0},
-    "icepop": {"low": 0.5, "high": 5.0},
-    "sequence-tis": {"cap": 2.0},
-    "sequence-mask": {"low": 0.5, "high": 2.0},
-    "geometric-mask": {"low": 0.999, "high": 1.002},
-}
 
 
 class Rollout(Settings):
@@ -97,47 +87,6 @@ class Recalibration(Settings):
         if changes.get("policy", self.policy) != self.policy:
             changes = {"every": 1} | changes
         return super()._merged(changes)
-
-
-class Correction(Settings):
-    """How the loss is weighted by r = exp(p - g), train over rollout probability.
-
-    Bounds that are not given are filled in."""
-
-    name: CorrectionName = "none"
-    cap: Float | None = None
-    low: Float | None = Field(default=None, ge=0)
-    high: Float | None = Field(default=None, gt=0)
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        own = BOUNDS[self.name]
-        for bound in ("cap", "low", "high"):
-            given = getattr(self, bound)
-            if given is not None and bound not in own:
-                others = ", ".join(name for name, bounds in BOUNDS.items() if bound in bounds)
-                has = " and ".join(own) or "no bound"
-                raise wrong(bound, f"belongs to {others}; {self.name} has {has}: drop it or change the correction")
-            if given is None and bound in own:
-                object.__setattr__(self, bound, own[bound])
-        if self.cap is not None and self.cap < 1:
-            raise wrong("cap", f"{self.cap:g} would weight even a perfect match below 1; choose cap >= 1")
-        if self.low is not None and self.high is not None:
-            if self.low > self.high:
-                raise wrong("low", f"{self.low:g} is above high {self.high:g}; swap them")
-            if not self.low <= 1 <= self.high:
-                what = f"{self.low:g} to {self.high:g} leaves out 1, so even a perfect match would be rejected"
-                raise wrong("low" if self.low > 1 else "high", f"{what}; choose low <= 1 <= high")
-        return self
-
-    def _merged(self, changes: dict[str, Any]) -> dict[str, Any]:
-        if changes.get("name", self.name) != self.name:
-            changes = {"cap": None, "low": None, "high": None} | changes
-        return super()._merged(changes)
-
-    def short_str(self) -> str:
-        bounds = [getattr(self, bound) for bound in BOUNDS[self.name]]
-        return "" if self.name == "none" else self.name + "-".join(f"{bound:g}" for bound in bounds)
 
 
 class Recipe(Settings):

@@ -4,7 +4,8 @@ A group is checked as a whole whenever one is made, so an invalid Experiment can
 ConfigError. Settings that belong to another one (the bounds of a correction) follow when that one changes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
@@ -33,6 +34,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     label: ClassVar[str] = ""  # the setting that only names the group and changes nothing
+    shorthand: ClassVar[tuple[str, ...]] = ()  # names that are taken for settings further inside
 
     def __init__(self, **data: Any) -> None:
         try:
@@ -56,14 +58,18 @@ class Settings(BaseModel):
 
         A dict given for a group changes what it names and leaves the rest of the group.
         """
-        return type(self)(**self._merged(_nest(changes)))
+        return type(self)(**self._merged(nest(changes)))
 
     def _merged(self, changes: dict[str, Any]) -> dict[str, Any]:
         data = dict(self)
         for key, value in changes.items():
             current = data.get(key)
             if isinstance(current, Settings) and isinstance(value, dict):
-                data[key] = current._merged(value)
+                with _under(key):
+                    data[key] = current._merged(value)
+            elif isinstance(current, tuple) and isinstance(value, _Branch):
+                with _under(key):
+                    data[key] = _with_items(current, value)
             elif isinstance(current, dict) and isinstance(value, _Branch):
                 data[key] = current | value
             else:
@@ -92,11 +98,32 @@ class Settings(BaseModel):
         return cls(**yaml_io.load(text_or_path))
 
 
+@contextmanager
+def _under(key: str) -> Iterator[None]:
+    """Errors inside name their whole dotted key."""
+    try:
+        yield
+    except ConfigError as error:
+        raise error.under(key) from None
+
+
+def _with_items(items: tuple[Any, ...], changes: dict[str, Any]) -> list[Any]:
+    """A list of groups in which `changes` names some by their place: {"0": {"low": 0.5}}."""
+    changed = list(items)
+    for place, value in changes.items():
+        if not place.isdigit() or int(place) >= len(items):
+            raise ConfigError(f"{place}: there is no such entry; it has {len(items)}, counted from 0")
+        item = items[int(place)]
+        group = isinstance(item, Settings) and isinstance(value, dict)
+        changed[int(place)] = item._merged(value) if group else value
+    return changed
+
+
 class _Branch(dict[str, Any]):
     """A dict that came from dotted keys, so that it adds to a value that is itself a dict."""
 
 
-def _nest(changes: Mapping[str, Any]) -> dict[str, Any]:
+def nest(changes: Mapping[str, Any]) -> dict[str, Any]:
     root = _Branch()
     for dotted, value in changes.items():
         *groups, key = dotted.split(".")
@@ -110,3 +137,12 @@ def _nest(changes: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigError(f"{dotted}: settings inside it are given as well; keep one of the two")
         node[key] = value
     return root
+
+
+def flatten(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The dotted keys that `nest` was given."""
+    flat: dict[str, Any] = {}
+    for key, value in changes.items():
+        inner = flatten(value) if isinstance(value, _Branch) else {"": value}
+        flat |= {f"{key}.{rest}" if rest else key: leaf for rest, leaf in inner.items()}
+    return flat

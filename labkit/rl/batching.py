@@ -5,9 +5,9 @@
     micro-batch    = up to `micro_batch` sequences of about equal length: one forward and backward
 
 Sequences without advantage carry no policy gradient (a group that is all right or all wrong); they are scored for
-the mismatch metrics but skipped in the backward pass, unless a KL term gives them one. Scoring uses the very
-micro-batches of the update: a per-tensor activation scale depends on what shares the micro-batch, and p must see
-what c will see.
+the mismatch metrics but skipped in the backward pass, unless a pull to another policy gives them one. Scoring uses
+the very micro-batches of the update: a per-tensor activation scale depends on what shares the micro-batch, and p must
+see what c will see.
 """
 
 from dataclasses import dataclass
@@ -31,8 +31,8 @@ class MiniBatch:
         return [*self.carrying, *self.idle]
 
 
-def plan(advantages_B: Tensor, lengths_B: Tensor, settings: "GRPO") -> list[MiniBatch]:
-    carries_B = (advantages_B != 0) | (settings.kl_coef > 0)
+def plan(carries_B: Tensor, lengths_B: Tensor, settings: "GRPO") -> list[MiniBatch]:
+    """`carries_B` is True where a sequence has a gradient."""
     batch = []
     for rows in torch.arange(len(lengths_B)).chunk(settings.minibatches):
         carries = carries_B[rows]

@@ -55,6 +55,18 @@ class LocalTrainer:
         assert self.reference is not None, "no reference policy: kl_coef is 0"
         return self._score(self.reference, rollouts, micro_batches)[0]
 
+    def shadow_logprobs(self, rollouts: Rollouts, micro_batches: Sequence[Rows]) -> Tensor:
+        """p as BF16 linears would give it, from the same weights."""
+        linears = [linear for _, _, linear in self.model.linears()]
+        precisions = [linear.precision for linear in linears]
+        try:
+            for linear in linears:
+                linear.precision = LinearFormat.off()
+            return self._score(self.model, rollouts, micro_batches)[0]
+        finally:
+            for linear, precision in zip(linears, precisions, strict=True):
+                linear.precision = precision
+
     @torch.no_grad()
     def _score(self, model: Decoder, rollouts: Rollouts, micro_batches: Sequence[Rows]) -> tuple[Tensor, Tensor]:
         logprobs_BR = torch.zeros_like(rollouts.logprobs_BR)
@@ -79,9 +91,13 @@ class LocalTrainer:
 
     # ---- update
 
+    def current_logprobs(self, rollouts: Rollouts, rows: Rows) -> Tensor:
+        """c of one micro-batch [b, R], with the graph behind it."""
+        return self._forward(self.model, rollouts, rows)[0]
+
     def update(self, rollouts: Rollouts, micro_batches: Sequence[Rows], loss: LossFn) -> Update:
         for rows in micro_batches:
-            current_bR, _ = self._forward(self.model, rollouts, rows)
+            current_bR = self.current_logprobs(rollouts, rows)
             loss(rows, current_bR).backward()
             self.master.accumulate()
             self.on_microstep()

@@ -37,6 +37,9 @@ class Trainer(Protocol):
     def reference_logprobs(self, rollouts: Rollouts, micro_batches: Sequence[Rows]) -> Tensor:
         """The same under the frozen initial policy."""
 
+    def shadow_logprobs(self, rollouts: Rollouts, micro_batches: Sequence[Rows]) -> Tensor:
+        """p as the same weights would give it without any quantisation."""
+
     def update(self, rollouts: Rollouts, micro_batches: Sequence[Rows], loss: LossFn) -> Update:
         """Accumulate the micro-batches' gradients and take one optimizer step."""
 

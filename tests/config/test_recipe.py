@@ -5,47 +5,8 @@ from labkit.config.presets import RECIPES
 
 
 @pytest.mark.parametrize(
-    ("name", "bounds"),
-    [
-        ("none", (None, None, None)),
-        ("tis", (2.0, None, None)),
-        ("icepop", (None, 0.5, 5.0)),
-        ("sequence-tis", (2.0, None, None)),
-        ("sequence-mask", (None, 0.5, 2.0)),
-        ("geometric-mask", (None, 0.999, 1.002)),
-    ],
-)
-def test_a_correction_fills_in_its_own_bounds(name, bounds):
-    correction = Correction(name=name)
-    assert (correction.cap, correction.low, correction.high) == bounds
-
-
-def test_a_bound_that_is_given_is_kept():
-    assert Correction(name="tis", cap=3).cap == 3.0
-    assert Correction(name="icepop", low=0.9) == Correction(name="icepop", low=0.9, high=5.0)
-
-
-@pytest.mark.parametrize(
     ("build", "message"),
     [
-        (
-            lambda: Correction(name="icepop", cap=2.0),
-            "cap: belongs to tis, sequence-tis; icepop has low and high",
-        ),
-        (
-            lambda: Correction(low=0.5),
-            "low: belongs to icepop, sequence-mask, geometric-mask; none has no bound",
-        ),
-        (
-            lambda: Correction(name="tis", cap=0.5),
-            "cap: 0.5 would weight even a perfect match below 1; choose cap >= 1",
-        ),
-        (lambda: Correction(name="sequence-tis", cap=0), "cap: 0 would weight even a perfect match below 1"),
-        (lambda: Correction(name="tis", cap=float("nan")), "cap: must be a finite number, got nan"),
-        (lambda: Correction(name="icepop", low=3.0, high=2.0), "low: 3 is above high 2; swap them"),
-        (lambda: Correction(name="icepop", low=1.5), "low: 1.5 to 5 leaves out 1"),
-        (lambda: Correction(name="geometric-mask", high=0.9995), "high: 0.999 to 0.9995 leaves out 1"),
-        (lambda: Correction(name="ice-pop"), "name: must be 'none', 'tis', 'icepop'"),
         (lambda: Rollout(attention=True), "attention: needs kv_cache"),
         (lambda: Scaling(granularity="mx", scale="fp32"), "scale: mx has power-of-2 scales by definition"),
         (lambda: Scaling(format="e4m4"), "format: must be 'e4m3' or 'e5m2', got 'e4m4'"),
@@ -97,6 +58,7 @@ def test_recipes_are_values():
 def test_diff_is_by_dotted_key_and_leaves_out_the_name():
     assert RECIPES["fp8-rollout"].diff(RECIPES["fp8-rollout-tis"]) == {
         "correction.name": ("none", "tis"),
+        "correction.weight": ("none", "token"),
         "correction.cap": (None, 2.0),
     }
     assert Recipe(name="a").diff(Recipe(name="b")) == {}
@@ -123,7 +85,7 @@ def test_diff_is_by_dotted_key_and_leaves_out_the_name():
                 keep_bf16={"lm_head": False, "last_layers": 2},
                 correction={"name": "icepop"},
             ),
-            "r:kv+attn e4m3/block/pow2 kv:e5m2 scales:every-4-stepsx0.5 bf16:last2 +lm_head icepop0.5-5",
+            "r:kv+attn e4m3/block/pow2 kv:e5m2 scales:every-4-stepsx0.5 bf16:last2 +lm_head icepop0.5..5",
         ),
         (
             Recipe(train={"wgrad": True}, scaling={"grad_format": "e5m2", "formula": "vllm"}),
