@@ -8,13 +8,16 @@ from importlib import import_module
 from typing import Any
 
 _EXPORTS = {
+    "METRICS": "metrics",
+    "Alarm": "alarms",
+    "Metric": "metrics",
     "Run": "process",
     "RunDirectory": "store",
     "RunError": "store",
     "RunState": "state",
     "StepRecord": "record",
-    "compare": "compare",
     "curves": "report",
+    "describe": "metrics",
     "figure": "report",
     "write_html": "report",
 }

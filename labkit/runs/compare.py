@@ -224,10 +224,12 @@ def _setting(value: Any) -> str:
 
 
 def tmpe_text(value: float) -> str:
-    """TMPE so that "exact" and "nearly exact" can be told apart."""
+    """TMPE so that "exact", "nearly exact" and "broken" can be told apart."""
     if value == 1.0:
         return "1 (exact)"
-    return f"1 + {value - 1:.1e}" if value < 1.0001 else _number(value, ".5f")
+    if value < 1.0001:
+        return f"1 + {value - 1:.1e}"
+    return _number(value, ".3g" if value >= 100 else ".5f")
 
 
 _RESULTS = [

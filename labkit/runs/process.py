@@ -25,6 +25,7 @@ from labkit.config import Experiment
 from labkit.config.experiment import MODEL_TASKS
 from labkit.config.locations import model_folder
 from labkit.runs import lock
+from labkit.runs.alarms import Alarm, alarms
 from labkit.runs.record import StepRecord
 from labkit.runs.state import RunState, StateName
 from labkit.runs.store import RunDirectory, RunError, Tail, list_directories
@@ -126,6 +127,10 @@ class Run:
     def tail(self) -> list[StepRecord]:
         """The completed steps since the last call. See `Tail.read` about resumed runs."""
         return self._tail.read()
+
+    def alarms(self) -> list[Alarm]:
+        """What in the completed steps says that something is broken, why, and what to do about it."""
+        return alarms(self.records(), self.experiment)
 
     def samples(self, step: int | None = None) -> list[dict[str, Any]]:
         """The rollouts that were kept of a step; None: of the latest step that kept any."""

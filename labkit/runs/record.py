@@ -33,7 +33,7 @@ class NewerSchemaError(ValueError):
 class Active(TypedDict):
     """What a component really did in this step, and why: not what the recipe asked for."""
 
-    state: Literal["fp8", "emulated", "bf16", "off"]
+    state: Literal["fp8", "emulated", "bf16", "off", "fault"]
     detail: str
 
 

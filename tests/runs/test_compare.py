@@ -76,3 +76,10 @@ def test_exact_and_nearly_exact_are_told_apart() -> None:
         "1.01000",
         "–",
     ]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(1e10, "1e+10"), (22026.4658, "2.2e+04"), (2.5, "2.50000"), (math.inf, "inf")]
+)
+def test_a_mismatch_beyond_all_measure_stays_readable(value: float, text: str) -> None:
+    assert tmpe_text(value) == text

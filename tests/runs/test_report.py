@@ -1,11 +1,13 @@
+import math
 from collections.abc import Callable
 from pathlib import Path
 
 import plotly.graph_objects as go
 import pytest
 
-from labkit.runs.compare import EMULATED
+from labkit.runs.compare import EMULATED, compare
 from labkit.runs.process import Run
+from labkit.runs.record import StepRecord
 from labkit.runs.report import curves, figure, write_html
 
 Make = Callable[..., Run]
@@ -38,6 +40,26 @@ def test_exact_agreement_gets_a_labelled_band_below_the_rest(finished_run: Make)
     assert set(exact.customdata) == {0.0}, "the hover text must say 0, not where 0 is drawn"
     assert max(exact.y) < min(inexact.y) / 9
     assert 10 ** axis.range[0] < axis.tickvals[0]
+
+
+@pytest.mark.parametrize("broken", [1e10, math.inf, math.nan])
+def test_a_mismatch_beyond_all_measure_is_drawn_beside_a_sound_one(
+    finished_run: Make, record: Callable[..., StepRecord], broken: float
+) -> None:
+    sound, bad = finished_run(), finished_run("fp8-rollout", records=1)
+    for step in range(1, 6):
+        done = record(step)
+        done.metrics["token_mult_prob_error"] = broken
+        bad.directory.append_record(done)
+    axis, (first, second) = mismatch([sound, bad])
+    assert first.y == pytest.approx([0.002] * 5)
+    assert list(second.y) == [broken - 1] * (5 if math.isfinite(broken) else 0)
+    bottom, top = axis.range
+    for value in [*first.y, *second.y]:
+        assert 10**bottom < value < 10**top
+    assert len(axis.tickvals) == len(axis.ticktext) <= 8
+    assert compare([sound, bad]).table().row_count > 0
+    curves([sound, bad]).to_json()
 
 
 def test_no_band_where_nothing_is_exact(finished_run: Make) -> None:
