@@ -21,14 +21,16 @@ with their scales, which then enter as two scalars. Differentiable by autograd.
 
 Without the factor 2^8 every weight below 2^-10 of the largest would round to zero in E4M3; with it only those
 below 2^-18 do. The largest P~ is 256, inside the format. P~ takes v's format, since the tensor core
-multiplies equal types. No gradient. The output is bfloat16.
+multiplies equal types. No gradient. The output has q's dtype (bfloat16 in the engine).
+
+To study one operand, the others can stay as they are: a tensor that is not on the grid comes with scale 1, and with
+``quantize_p=False`` P~ is exp(S - max S) in v's dtype. Scores and sums stay float32.
 
 Sources: FlashAttention-3 (arXiv 2407.08608) and vLLM's use of it; NeMo RL's FP8 KV cache and attention.
 """
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from labkit.fp8.emulation import to_grid
@@ -67,16 +69,19 @@ def fp8_attention(
     k_scale: float,
     v_scale: float,
     fmt: str = "e4m3",
+    quantize_p: bool = True,
 ) -> Tensor:
-    """Attention over FP8 grid values with FP8 probabilities; bfloat16 result."""
+    """Attention over FP8 grid values with FP8 probabilities; the result is of q's dtype."""
     q_folded = fold_groups(q_grid, k_grid).float()
     scores = (q_folded @ k_grid.float().mT) * (sm_scale * q_scale * k_scale)
     scores = add_bias(scores, bias, q_grid)
     weights = (scores - scores.amax(-1, keepdim=True)).exp()
     row_sum = weights.sum(-1, keepdim=True)
-    out = to_grid(weights, P_SCALE, fmt) @ v_grid.float()
-    out = out * (v_scale * P_SCALE) / row_sum
-    return out.to(torch.bfloat16).view(q_grid.shape)
+    if quantize_p:
+        out = to_grid(weights, P_SCALE, fmt) @ v_grid.float() * (v_scale * P_SCALE)
+    else:
+        out = weights.to(v_grid.dtype).float() @ v_grid.float() * v_scale
+    return (out / row_sum).to(q_grid.dtype).view(q_grid.shape)
 
 
 def fold_groups(q: Tensor, k: Tensor) -> Tensor:

@@ -2,6 +2,6 @@
 
 from labkit.rollout.engine import Engine, EngineState, Request
 from labkit.rollout.local import LocalEngine
-from labkit.rollout.refit import RefitError, verify
+from labkit.rollout.refit import Delivery, RefitError, verify
 
-__all__ = ["Engine", "EngineState", "LocalEngine", "RefitError", "Request", "verify"]
+__all__ = ["Delivery", "Engine", "EngineState", "LocalEngine", "RefitError", "Request", "verify"]

@@ -39,8 +39,17 @@ class EngineState:
 
 
 class Engine(Protocol):
+    saturation: dict[str, float]
+    """ "k" and "v": share of the elements that the last generation wrote to an FP8 cache and their scale clipped."""
+
+    codes_changed: float
+    """Share of the FP8 weight values that the last refit changed; NaN without FP8 weights and on the first refit."""
+
     def generate(self, prompts: Sequence[Sequence[int]], request: Request, generator: torch.Generator) -> Rollouts:
         """Sample. Rows of one prompt are adjacent: row = prompt * samples_per_prompt + sample."""
+
+    def score(self, rollouts: Rollouts, sampling: "Sampling") -> Tensor:
+        """g [B, R] of given responses, teacher-forced through the engine's own numerics; 0 off the mask."""
 
     def refit(self, weights: Mapping[str, Tensor], kv_scales: KVScales | None, version: int) -> None:
         """Take new weights and scales and forget every cached key and value. All or nothing."""

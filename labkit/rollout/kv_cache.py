@@ -9,6 +9,9 @@ FP8 cache (per layer, per tensor, scales s_k, s_v from the last recalibration):
 FP8 attention on top: q is quantised too (s_q) and the probabilities become E4M3, so both matmuls have 8-bit
 operands and FP32 accumulation (`labkit.fp8.fp8_attention`).
 
+A Recipe makes K and V FP8, or all four of Q, K, V and P, in every layer. KVPrecision can say any other choice of
+them, layer by layer, which is how a mismatch is traced to its parts (`labkit.analysis.attribution`).
+
 Emulated: the 8-bit grid values are held in BF16, where they are exact. Same numbers, no memory saved.
 """
 
@@ -17,29 +20,72 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from labkit.fp8 import KVScales, fp8_attention, math_attention, to_grid
+from labkit.config import Recipe
+from labkit.fp8 import KVScales, fp8_attention, get_format, math_attention, to_grid
 from labkit.models.attention import MASKED, causal_bias
 from labkit.models.decoder import DecoderConfig
 
 
 @dataclass(frozen=True)
 class KVPrecision:
-    """BF16 when `scales` is None; then `fp8_attention` is False too."""
+    """What is FP8 in the attention of each layer; nothing while `scales` is None."""
 
     fmt: str = "e4m3"
     scales: KVScales | None = None
-    fp8_attention: bool = False
+    parts: tuple[frozenset[str], ...] = ()  # by layer: those of q, k, v, p (the probabilities) that are FP8
+
+    @classmethod
+    def from_recipe(cls, recipe: Recipe, num_layers: int) -> "KVPrecision":
+        """Without scales, which come with each refit."""
+        parts = {"k", "v"} if recipe.rollout.kv_cache else set()
+        parts |= {"q", "p"} if recipe.rollout.attention else set()
+        return cls(recipe.scaling.kv_format, None, (frozenset(parts),) * num_layers)
+
+    def scale(self, layer: int, part: str) -> float | None:
+        """The scale of q, k or v in a layer; None where it is BF16."""
+        if self.scales is None or part not in self.parts[layer]:
+            return None
+        by_layer: tuple[float, ...] = getattr(self.scales, part)
+        return by_layer[layer]
+
+    def quantizes_p(self, layer: int) -> bool:
+        return self.scales is not None and "p" in self.parts[layer]
+
+
+class Saturation:
+    """Counts the elements written to a cache and those among them that their scale clipped."""
+
+    def __init__(self) -> None:
+        self._clipped: dict[str, int] = {}
+        self._written: dict[str, int] = {}
+
+    def count(self, part: str, values: Tensor, scale: float, fmt: str) -> None:
+        clipped = int((values.abs() > scale * get_format(fmt).max).sum())
+        self._clipped[part] = self._clipped.get(part, 0) + clipped
+        self._written[part] = self._written.get(part, 0) + values.numel()
+
+    def shares(self) -> dict[str, float]:
+        """ "k" and "v", each if it is FP8: the share that was clipped, from 0 to 1."""
+        return {part: self._clipped[part] / written for part, written in self._written.items()}
 
 
 class KVCache:
     """Static buffers K, V [B, G, T, d] per layer; `length` columns are filled."""
 
-    def __init__(self, config: DecoderConfig, starts_B: Tensor, num_columns: int, precision: KVPrecision) -> None:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        starts_B: Tensor,
+        num_columns: int,
+        precision: KVPrecision,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> None:
         shape = (len(starts_B), config.num_kv_heads, num_columns, config.head_dim)
-        self.keys = [torch.zeros(shape, dtype=torch.bfloat16) for _ in range(config.num_layers)]
-        self.values = [torch.zeros(shape, dtype=torch.bfloat16) for _ in range(config.num_layers)]
+        self.keys = [torch.zeros(shape, dtype=dtype) for _ in range(config.num_layers)]
+        self.values = [torch.zeros(shape, dtype=dtype) for _ in range(config.num_layers)]
         self.starts_B = starts_B
         self.precision = precision
+        self.saturation = Saturation()
         self.length = 0
         self._padding_bias = _padding_bias(starts_B, num_columns)
 
@@ -49,7 +95,7 @@ class KVCache:
         chosen.keys = [k[index] for k in self.keys]
         chosen.values = [v[index] for v in self.values]
         chosen.starts_B = self.starts_B[index]
-        chosen.precision, chosen.length = self.precision, self.length
+        chosen.precision, chosen.saturation, chosen.length = self.precision, self.saturation, self.length
         chosen._padding_bias = self._padding_bias[index]
         return chosen
 
@@ -60,30 +106,42 @@ class KVCache:
 
     def attend(self, layer: int, q_BHTd: Tensor, k_BGTd: Tensor, v_BGTd: Tensor) -> Tensor:
         """Write the new keys and values, then attend over everything up to them."""
-        precision, scales = self.precision, self.precision.scales
-        start, end = self.length, self.length + q_BHTd.shape[2]
-        bias = self.bias(end - start)
+        precision = self.precision
+        k_grid, k_scale = self._quantize("k", layer, k_BGTd)
+        v_grid, v_scale = self._quantize("v", layer, v_BGTd)
+        keys, values = self._store(layer, k_grid, v_grid)
+        bias = self.bias(q_BHTd.shape[2])
         sm_scale = q_BHTd.shape[-1] ** -0.5
-        if scales is None:
-            keys, values = self._store(layer, start, end, k_BGTd, v_BGTd)
-            return math_attention(q_BHTd, keys, values, bias, sm_scale=sm_scale)
-
-        k_scale, v_scale = scales.k[layer], scales.v[layer]
-        k8, v8 = to_grid(k_BGTd, k_scale, precision.fmt), to_grid(v_BGTd, v_scale, precision.fmt)
-        keys, values = self._store(layer, start, end, k8, v8)
-        if not precision.fp8_attention:
+        q_scale = precision.scale(layer, "q")
+        if q_scale is None and not precision.quantizes_p(layer):
             return math_attention(q_BHTd, keys, values, bias, sm_scale=sm_scale, k_scale=k_scale, v_scale=v_scale)
-        q_scale = scales.q[layer]
         return fp8_attention(
-            to_grid(q_BHTd, q_scale, precision.fmt), keys, values, bias,
-            sm_scale=sm_scale, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, fmt=precision.fmt,
+            q_BHTd if q_scale is None else to_grid(q_BHTd, q_scale, precision.fmt), keys, values, bias,
+            sm_scale=sm_scale, q_scale=1.0 if q_scale is None else q_scale, k_scale=k_scale, v_scale=v_scale,
+            fmt=precision.fmt, quantize_p=precision.quantizes_p(layer),
         )  # fmt: skip
 
     def advance(self, num_columns: int) -> None:
         """The columns just written count from now on (all layers have seen them)."""
         self.length += num_columns
 
-    def _store(self, layer: int, start: int, end: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def _quantize(self, part: str, layer: int, x_BGTd: Tensor) -> tuple[Tensor, float]:
+        """Grid values and their scale, or x itself and 1."""
+        scale = self.precision.scale(layer, part)
+        if scale is None:
+            return x_BGTd, 1.0
+        self.saturation.count(part, self._without_padding(x_BGTd), scale, self.precision.fmt)
+        return to_grid(x_BGTd, scale, self.precision.fmt), scale
+
+    def _without_padding(self, x_BGTd: Tensor) -> Tensor:
+        num_columns = x_BGTd.shape[2]
+        if num_columns == 1:  # decoding: padding stands before every prompt's last token
+            return x_BGTd
+        real_BT = torch.arange(self.length, self.length + num_columns) >= self.starts_B[:, None]
+        return x_BGTd.transpose(1, 2)[real_BT]
+
+    def _store(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        start, end = self.length, self.length + k.shape[2]
         self.keys[layer][:, :, start:end] = k
         self.values[layer][:, :, start:end] = v
         return self.keys[layer][:, :, :end], self.values[layer][:, :, :end]

@@ -3,22 +3,25 @@
 prefill   every prompt once, [N, P]; its cache is then repeated for the samples of its group
 decode    one column at a time; finished sequences are dropped once a quarter of the rows are finished
 refit     weights are quantised here, from the trainer's BF16 copy, as a serving engine would
+score     given responses, teacher-forced: the same arithmetic, a whole response in one pass
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from labkit.config import Recipe
+from labkit.config import Recipe, Sampling
 from labkit.fp8 import AmaxObserver, KVScales, LinearFormat, native
 from labkit.models.attention import ObservedAttention
-from labkit.models.decoder import Decoder, DecoderConfig
+from labkit.models.decoder import Attention, Decoder, DecoderConfig
 from labkit.models.rollouts import Rollouts
 from labkit.rollout.engine import EngineState, Request
 from labkit.rollout.kv_cache import KVCache, KVPrecision
 from labkit.rollout.sampling import sample
+from labkit.rollout.scoring import teacher_forced
 from labkit.runs.record import Active
 
 DROP_FINISHED_AT = 0.25
@@ -41,16 +44,17 @@ class LocalEngine:
         rollout_format = LinearFormat.from_recipe(recipe, side="rollout")
         for layer, _, linear in self.model.linears():
             linear.precision = rollout_format if recipe.covers(layer, config.num_layers) else LinearFormat.off()
-        self.kv_precision = KVPrecision(recipe.scaling.kv_format, None, recipe.rollout.attention)
+        self.kv_precision = KVPrecision.from_recipe(recipe, config.num_layers)
         self.weight_version = -1  # nothing loaded yet
+        self.saturation: dict[str, float] = {}
+        self.codes_changed = math.nan
         self._calibrate_on_next_prompt = False
 
     # ---- sampling
 
     @torch.no_grad()
     def generate(self, prompts: Sequence[Sequence[int]], request: Request, generator: torch.Generator) -> Rollouts:
-        if self.weight_version < 0:
-            raise ValueError("the engine has no weights yet: call refit() before generate()")
+        self._check_loaded("generate()")
         tokens_NP, starts_N = left_pad(prompts, self.pad_id)
         P, R = tokens_NP.shape[1], request.max_new_tokens
         if self.config.max_positions < P + R:
@@ -87,6 +91,7 @@ class LocalEngine:
                 cache, alive, tokens = cache.rows(keep), alive[keep], tokens[keep]
             logits = self._decode(tokens, cache)
             self.on_microstep()
+        self.saturation = cache.saturation.shares()
         return Rollouts(
             tokens_BT, starts_N[group_B], lengths_B, logprobs_BR, finished_B, P,
             self.weight_version, self._scale_version,
@@ -107,6 +112,28 @@ class LocalEngine:
         cache.advance(1)
         return self.model.logits(hidden[:, -1])
 
+    @torch.no_grad()
+    def score(self, rollouts: Rollouts, sampling: Sampling) -> Tensor:
+        """g [B, R] of given responses: what this engine reports when it samples these very tokens.
+
+        Bit for bit what `generate` recorded, but for scaling.granularity "tensor": an activation's scale then
+        depends on the tokens that share the pass.
+        """
+        self._check_loaded("score()")
+        P = rollouts.prompt_width
+        if self._calibrate_on_next_prompt:
+            positions_BP = (torch.arange(P) - rollouts.starts_B[:, None]).clamp(min=0)
+            self._self_calibrate(rollouts.tokens_BT[:, :P], positions_BP, rollouts.starts_B)
+
+        def attention(starts_b: Tensor, num_columns: int) -> Attention:
+            return KVCache(self.config, starts_b, num_columns, self.kv_precision).attend
+
+        return teacher_forced(self.model, rollouts, sampling, attention, self.on_microstep)
+
+    def _check_loaded(self, call: str) -> None:
+        if self.weight_version < 0:
+            raise ValueError(f"the engine has no weights yet: call refit() before {call}")
+
     def _self_calibrate(self, tokens_NP: Tensor, positions_NP: Tensor, starts_N: Tensor) -> None:
         """Engine-side scales: from the first prompts after a refit, before they are quantised."""
         recalibration = self.recipe.recalibration
@@ -125,10 +152,12 @@ class LocalEngine:
     @torch.no_grad()
     def refit(self, weights: Mapping[str, Tensor], kv_scales: KVScales | None, version: int) -> None:
         self._check(weights, kv_scales)
+        held = self._fp8_operands() if self.weight_version >= 0 else {}
         for name, parameter in self.model.named_parameters():
             parameter.copy_(weights[name])
         for _, _, linear in self.model.linears():
             linear.requantize()
+        self.codes_changed = _share_changed(held, self._fp8_operands())
         engine_side = self.recipe.rollout.kv_cache and self.recipe.recalibration.policy == "engine"
         self._calibrate_on_next_prompt = engine_side
         self.kv_precision = replace(self.kv_precision, scales=kv_scales)
@@ -147,6 +176,9 @@ class LocalEngine:
             kv_scales.validate(self.config.num_layers)
         elif kv_scales is not None:
             raise ValueError("the refit brought Q/K/V scales for an engine that takes none")
+
+    def _fp8_operands(self) -> dict[str, Tensor]:
+        return {name: linear.operand() for _, name, linear in self.model.linears() if linear.precision.fprop}
 
     @property
     def _scale_version(self) -> int:
@@ -181,9 +213,16 @@ class LocalEngine:
             if scales
             else off,
             "rollout.attention": {"state": "emulated", "detail": "Q, K, V and P in FP8, FP32 accumulation"}
-            if scales and self.kv_precision.fp8_attention
+            if any(self.kv_precision.quantizes_p(layer) for layer in range(self.config.num_layers))
             else off,
         }
+
+
+def _share_changed(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> float:
+    """NaN when there is nothing to compare."""
+    changed = sum(int((tensor != after[name]).sum()) for name, tensor in before.items())
+    total = sum(tensor.numel() for tensor in before.values())
+    return changed / total if total else math.nan
 
 
 def left_pad(prompts: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tensor]:

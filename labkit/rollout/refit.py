@@ -11,6 +11,7 @@ load with an identity scale, weights one version behind. So after every refit, b
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -23,20 +24,27 @@ _LINEAR = re.compile(r"model\.layers\.(\d+)\..*_proj\.weight")
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
+@dataclass(frozen=True)
+class Delivery:
+    """What the trainer sends to the engine."""
+
+    weights: Mapping[str, Tensor]  # BF16, Hugging Face names
+    scales: KVScales | None
+    version: int
+
+
 class RefitError(RuntimeError):
     """The engine does not hold what the trainer sent."""
 
 
-def verify(
-    engine: Engine, recipe: Recipe, weights: Mapping[str, Tensor], kv_scales: KVScales | None, version: int
-) -> None:
+def verify(engine: Engine, recipe: Recipe, sent: Delivery) -> None:
     state = engine.state()
-    if state.weight_version != version:
-        raise RefitError(f"the engine says weight version {state.weight_version}, the trainer sent {version}")
-    if state.kv_scales != kv_scales:
-        raise RefitError(f"the engine holds scales {state.kv_scales}, the trainer sent {kv_scales}")
+    if state.weight_version != sent.version:
+        raise RefitError(f"the engine says weight version {state.weight_version}, the trainer sent {sent.version}")
+    if state.kv_scales != sent.scales:
+        raise RefitError(f"the engine holds scales {state.kv_scales}, the trainer sent {sent.scales}")
     held = dict(engine.read_back())
-    for name, expected, how in _expected(recipe, weights):
+    for name, expected, how in _expected(recipe, sent.weights):
         if name not in held:
             raise RefitError(f"{name} is not in the engine")
         if not _same_bits(held[name], expected):

@@ -119,3 +119,29 @@ def test_heads_that_do_not_divide_are_refused():
     q, k, v = qkv()
     with pytest.raises(ValueError, match="multiple of Hkv"):
         math_attention(q[:, :5], k, v, torch.zeros(B, 1, 1, 40), sm_scale=1.0)
+
+
+def test_an_operand_that_is_left_out_is_not_rounded():
+    """With nothing quantised the FP8 kernel is attention up to BF16 rounding of P~ and of the output."""
+    q, k, v = qkv(seed=1)
+    bias = causal_bias(40, 40)
+    exact = reference(q, k, v, bias, D**-0.5)
+    ones = {"sm_scale": D**-0.5, "q_scale": 1.0, "k_scale": 1.0, "v_scale": 1.0}
+    found = fp8_attention(q, k, v, bias, **ones, quantize_p=False)
+    assert relative_error(found, exact) < 0.004
+    only_p = fp8_attention(q, k, v, bias, **ones)
+    assert 0.01 < relative_error(only_p, exact) < 0.03
+    q_scale = float(q.abs().max()) / 448
+    only_q = fp8_attention(
+        to_grid(q, q_scale), k, v, bias, **{**ones, "q_scale": q_scale}, quantize_p=False
+    )  # fmt: skip
+    assert 0.01 < relative_error(only_q, exact) < 0.04
+
+
+def test_fp8_attention_keeps_float32():
+    grids = [to_grid(t.float(), 0.01) for t in qkv()]
+    bias = causal_bias(40, 40)
+    scales = {"sm_scale": D**-0.5, "q_scale": 0.01, "k_scale": 0.01, "v_scale": 0.01}
+    found = fp8_attention(*grids, bias, **scales)
+    assert found.dtype == torch.float32
+    assert torch.equal(found.bfloat16(), fp8_attention(*(t.bfloat16() for t in grids), bias, **scales))

@@ -7,7 +7,7 @@ from labkit.config import Recipe, Sampling
 from labkit.fp8 import KVScales
 from labkit.models.attention import PaddedAttention
 from labkit.models.decoder import Decoder, DecoderConfig
-from labkit.rollout import LocalEngine, Request, verify
+from labkit.rollout import Delivery, LocalEngine, Request, verify
 from labkit.rollout.refit import RefitError
 
 CONFIG = DecoderConfig(
@@ -119,22 +119,23 @@ def test_verify_names_what_the_engine_lacks() -> None:
     recipe = Recipe(rollout=KV)
     engine = LocalEngine(CONFIG, recipe)
     engine.refit(weights(0), scales(0), 0)
-    verify(engine, recipe, weights(0), scales(0), 0)
+    verify(engine, recipe, Delivery(weights(0), scales(0), 0))
     with pytest.raises(RefitError, match="weight version 0, the trainer sent 1"):
-        verify(engine, recipe, weights(0), scales(0), 1)
+        verify(engine, recipe, Delivery(weights(0), scales(0), 1))
     with pytest.raises(RefitError, match="the engine holds scales"):
-        verify(engine, recipe, weights(0), scales(0, k=0.2), 0)
+        verify(engine, recipe, Delivery(weights(0), scales(0, k=0.2), 0))
+    others = {name: tensor for name, tensor in weights(0).items() if "proj" not in name}
     with pytest.raises(RefitError, match=r"layers\.0\.self_attn\.q_proj.*BF16 copy, quantised"):
-        verify(engine, recipe, weights(1) | {n: w for n, w in weights(0).items() if "proj" not in n}, scales(0), 0)
+        verify(engine, recipe, Delivery(weights(1) | others, scales(0), 0))
     with pytest.raises(RefitError, match=r"lm_head\.weight in the engine differs from the trainer's BF16 copy$"):
-        verify(engine, recipe, weights(0) | {"lm_head.weight": weights(1)["lm_head.weight"]}, scales(0), 0)
+        verify(engine, recipe, Delivery(weights(0) | {"lm_head.weight": weights(1)["lm_head.weight"]}, scales(0), 0))
 
 
 def test_verify_catches_an_engine_that_never_quantised() -> None:
     engine = LocalEngine(CONFIG, Recipe())
     engine.refit(weights(0), None, 0)
     with pytest.raises(RefitError, match="BF16 copy, quantised"):
-        verify(engine, Recipe(rollout={"linears": True}), weights(0), None, 0)
+        verify(engine, Recipe(rollout={"linears": True}), Delivery(weights(0), None, 0))
 
 
 def test_an_fp8_head_tied_to_the_embedding_leaves_the_embedding_in_bf16() -> None:
@@ -143,7 +144,7 @@ def test_an_fp8_head_tied_to_the_embedding_leaves_the_embedding_in_bf16() -> Non
     engine = LocalEngine(config, recipe)
     sent = {name: w for name, w in weights(0).items() if name != "lm_head.weight"}
     engine.refit(sent, None, 0)
-    verify(engine, recipe, sent, None, 0)
+    verify(engine, recipe, Delivery(sent, None, 0))
     held = dict(engine.read_back())
     assert torch.equal(held["model.embed_tokens.weight"], sent["model.embed_tokens.weight"])
     assert not torch.equal(held["lm_head.weight"], sent["model.embed_tokens.weight"])
@@ -177,6 +178,6 @@ def test_nan_weights_are_not_taken_for_a_failed_refit() -> None:
     sent["model.norm.weight"][0] = float("nan")
     engine = LocalEngine(CONFIG, Recipe())
     engine.refit(sent, None, 0)
-    verify(engine, Recipe(), sent, None, 0)
+    verify(engine, Recipe(), Delivery(sent, None, 0))
     with pytest.raises(RuntimeError, match="logits hold NaN"):
         generate(engine)

@@ -1,0 +1,259 @@
+"""What if: the tokens of one batch under every recipe and correction, side by side, without new rollouts.
+
+The tokens stay those that the batch's own sampler drew. For a recipe R two log-probs of each are computed:
+
+    g'    the engine in R's rollout precision, teacher-forced; where that is the batch's own, the g it recorded
+    p'    the trainer in R's training precision, from the batch's weights
+
+and for a correction C the weights and the gradient of the one update that R and C would make of the whole batch:
+
+    cotangent_BR = dL / dc at c = p'       the loss of `labkit.rl.loss` with c as a leaf: cheap
+    gradient     = sum over micro-batches of  cotangent . dc/dtheta       one backward for each distinct cotangent
+
+Corrections which act alike on this batch share a cotangent, and so a backward. cosine compares the gradient with
+that of training in BF16 without correction on the same tokens. Norms are before clipping, in FP32.
+
+What this can't say: which tokens R's own sampler would have drawn, and what later updates on the batch would do,
+when c has left p' and clips begin to act. The KL penalty to a reference policy, which no correction touches, is left
+out. Q/K/V scales are the batch's own where R makes them the same way; else they are calibrated on this batch.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from labkit.analysis.batch import Batch
+from labkit.config import CORRECTIONS, RECIPES, Correction, Recipe, Scaling, Train
+from labkit.config.presets import recipe as named_recipe
+from labkit.fp8 import KVScales
+from labkit.rl.corrections import Weights, correction_from
+from labkit.rl.loss import grpo_loss
+from labkit.rl.metrics import mismatch, weight_statistics
+from labkit.rollout import LocalEngine
+from labkit.training import LocalTrainer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One recipe and one correction. Shares are of the tokens with finite log-probs."""
+
+    recipe: str
+    correction: str
+    tmpe: float
+    gen_kl: float  # nats
+    mean_weight: float
+    max_weight: float
+    ess: float
+    clipped: float  # share whose weight was truncated
+    rejected: float  # share that a filter dropped
+    kept_sequences: int  # with at least one token left
+    grad_norm: float
+    cosine: float  # NaN where a gradient is 0
+
+    def numbers(self) -> list[str]:
+        return [
+            f"{self.tmpe:.4g}", f"{self.gen_kl:.1e}", f"{self.mean_weight:.3f}", f"{self.max_weight:.3g}",
+            f"{self.ess:.3f}", f"{self.clipped:.2%}", f"{1 - self.rejected:.1%}, {self.kept_sequences}",
+            f"{self.grad_norm:.4g}", f"{self.cosine:.5f}",
+        ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    rows: list[Cell]
+    drawn_by: str  # the recipe whose sampler drew the tokens
+    num_sequences: int
+    num_tokens: int
+    seconds: float
+
+    def table(self) -> "Table":
+        from rich.table import Table
+
+        title = f"{self.num_sequences} responses, {self.num_tokens} tokens, drawn by {self.drawn_by}"
+        caption = (
+            "kept: share of the tokens, and responses, that still count; cosine: with the gradient of BF16 training "
+            f"without correction. Corrections that act alike on this batch share a line. {self.seconds:.1f} s"
+        )
+        table = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
+        for heading in ("recipe", "corrections"):
+            table.add_column(heading)
+        for heading in ("TMPE", "gen KL", "mean w", "max w", "ESS", "clipped", "kept", "|grad|", "cosine"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        lines: dict[tuple[str, ...], list[str]] = {}
+        for cell in self.rows:
+            lines.setdefault((cell.recipe, *cell.numbers()), []).append(cell.correction)
+        above = ""
+        for (recipe, *numbers), corrections in lines.items():
+            table.add_row("" if recipe == above else recipe, ", ".join(corrections), *numbers)
+            above = recipe
+        return table
+
+
+def whatif(
+    batch: Batch,
+    recipes: Sequence[str | Recipe] | None = None,
+    corrections: Sequence[str | Correction] | None = None,
+) -> WhatIf:
+    """Recipes by preset name or as Recipe (None: the batch's own); corrections by name or as Correction (None: all)."""
+    start = time.perf_counter()
+    own = batch.experiment.recipe
+    compared = [named_recipe(each) if isinstance(each, str) else each for each in recipes or [own]]
+    every = [name for name, known in CORRECTIONS.items() if not known.composition.calibrate_clip_every]
+    chosen = [Correction(name=each) if isinstance(each, str) else each for each in corrections or every]
+    _check(chosen)
+    pulled = any(each.anchor for each in chosen)
+
+    trained = _Trained(batch, RECIPES["bf16"], pulled)
+    uncorrected = _cotangent(batch, trained.p_BR, trained.p_BR, Correction())[1]
+    reference = trained.gradient(uncorrected)
+    rows = []
+    for recipe in compared:
+        if _train_side(recipe) != _train_side(trained.recipe):
+            trained = _Trained(batch, recipe, pulled)
+        g_BR = _sampled(batch, recipe, trained)
+        rows += _cells(batch, recipe.name, g_BR, trained, chosen, reference)
+    return WhatIf(rows, own.name, len(batch.rollouts), batch.rollouts.num_tokens, time.perf_counter() - start)
+
+
+def _check(corrections: Sequence[Correction]) -> None:
+    for each in corrections:
+        if each.calibrate_clip_every:
+            raise ValueError(
+                f"{each.name} moves its clip over the steps of a run, so one batch can't show it: leave it out, or "
+                "set calibrate_clip_every to 0"
+            )
+
+
+def _cells(
+    batch: Batch, recipe: str, g_BR: Tensor, trained: "_Trained", corrections: Sequence[Correction], reference: Tensor
+) -> list[Cell]:
+    mask_BR, p_BR = batch.rollouts.mask_BR, trained.p_BR
+    apart = mismatch(g_BR, p_BR, mask_BR)
+    done: dict[bytes, tuple[float, float]] = {}  # cotangent -> (norm, cosine)
+    cells = []
+    for each in corrections:
+        weights, cotangent_BR = _cotangent(batch, g_BR, p_BR, each)
+        key = cotangent_BR.numpy().tobytes()
+        if key not in done:
+            gradient = trained.gradient(cotangent_BR)
+            done[key] = float(gradient.double().norm()), _cosine(gradient, reference)
+        statistics = weight_statistics(weights, mask_BR)
+        valid = weights.valid
+        cells.append(
+            Cell(
+                recipe=recipe, correction=_label(each),
+                tmpe=apart["token_mult_prob_error"], gen_kl=apart["gen_kl_error"],
+                mean_weight=statistics["mean_applied"], max_weight=statistics["max_applied"], ess=statistics["ess"],
+                clipped=_share(weights.clipped, valid), rejected=_share(~weights.keep, valid),
+                kept_sequences=int(weights.keep.any(-1).sum()),
+                grad_norm=done[key][0], cosine=done[key][1],
+            )
+        )  # fmt: skip
+    return cells
+
+
+def _label(correction: Correction) -> str:
+    """The name, with its bounds if they aren't the usual ones."""
+    usual = correction.name in CORRECTIONS and correction == Correction(name=correction.name)
+    return correction.name if usual else correction.short_str()
+
+
+def _cosine(a: Tensor, b: Tensor) -> float:
+    """In FP64: FP32 sums over all parameters are off in the fifth digit."""
+    a, b = a.double(), b.double()
+    return float(a @ b / (a.norm() * b.norm()))
+
+
+def _share(tokens_BR: Tensor, valid_BR: Tensor) -> float:
+    return float((tokens_BR & valid_BR).sum() / valid_BR.sum())
+
+
+def _cotangent(batch: Batch, g_BR: Tensor, p_BR: Tensor, correction: Correction) -> tuple[Weights, Tensor]:
+    """The correction's weights, and dL/dc [B, R] of one update on the whole batch, at c = p."""
+    rollouts, settings = batch.rollouts, batch.experiment.grpo.override({"kl_coef": 0.0})
+    weights = correction_from(correction)(g_BR, p_BR, rollouts.mask_BR, batch.advantages_B)
+    mask_BR = rollouts.mask_BR & weights.valid
+    counting_BR = mask_BR & weights.counting
+    dropped = correction.denominator == "drop"
+    current_BR = p_BR.clone().requires_grad_()
+    terms = grpo_loss(
+        current_BR, g_BR, p_BR, batch.advantages_B, weights, mask_BR, settings=settings, correction=correction,
+        num_tokens=int(counting_BR.sum()),
+        num_sequences=int(counting_BR.any(-1).sum()) if dropped else len(rollouts),
+    )  # fmt: skip
+    (cotangent_BR,) = torch.autograd.grad(terms.loss, current_BR)
+    return weights, cotangent_BR
+
+
+class _Trained:
+    """The trainer of a recipe on the batch: p, and the graph behind c that gradients go back through."""
+
+    def __init__(self, batch: Batch, recipe: Recipe, pulled: bool) -> None:
+        """`pulled`: sequences without advantage have a gradient too."""
+        self.recipe = recipe
+        experiment = batch.experiment.override({"recipe": recipe, "grpo.kl_coef": 0.0, "faults": ()})
+        self.trainer = LocalTrainer(batch.policy, experiment)
+        self.parameters = list(self.trainer.model.parameters())
+        carrying, idle = batch.micro_batches()
+        if pulled:
+            carrying, idle = [*carrying, *idle], []
+        self.p_BR, _ = self.trainer.logprobs(batch.rollouts, idle)
+        self.graphs = []
+        for rows in carrying:
+            current_bR = self.trainer.current_logprobs(batch.rollouts, rows)
+            self.p_BR[rows] = current_bR.detach()
+            self.graphs.append((rows, current_bR))
+
+    def gradient(self, cotangent_BR: Tensor) -> Tensor:
+        """All parameters in one FP32 vector; as in training, micro-batches in BF16, their sum in FP32."""
+        total = torch.zeros(sum(parameter.numel() for parameter in self.parameters))
+        for rows, current_bR in self.graphs:
+            grads = torch.autograd.grad(
+                current_bR, self.parameters, cotangent_BR[rows], retain_graph=True, materialize_grads=True
+            )
+            total += torch.cat([grad.flatten() for grad in grads])
+        return total
+
+
+def _sampled(batch: Batch, recipe: Recipe, trained: _Trained) -> Tensor:
+    """g' [B, R]."""
+    if _rollout_side(recipe) == _rollout_side(batch.experiment.recipe):
+        return batch.rollouts.logprobs_BR
+    engine = LocalEngine(batch.policy.config, recipe)
+    engine.refit(batch.engine_weights, _scales_for(batch, recipe, trained), batch.rollouts.weight_version)
+    return engine.score(batch.rollouts, batch.experiment.sampling)
+
+
+def _scales_for(batch: Batch, recipe: Recipe, trained: _Trained) -> KVScales | None:
+    policy, own = recipe.recalibration.policy, batch.experiment.recipe
+    if not recipe.rollout.kv_cache or policy == "engine":
+        return None
+    if policy == "unit":
+        return KVScales.unit(batch.policy.config.num_layers, batch.version)
+    made_alike = recipe.recalibration == own.recalibration and recipe.scaling.kv_format == own.scaling.kv_format
+    if batch.scales is not None and made_alike:
+        return batch.scales
+    carrying, idle = batch.micro_batches()
+    return trained.trainer.calibrate(batch.rollouts, [*carrying, *idle], batch.version)
+
+
+def _rollout_side(recipe: Recipe) -> Recipe:
+    """What decides g."""
+    if not any(switch for _, switch in recipe.rollout):
+        return Recipe()
+    return Recipe(**{**dict(recipe), "name": "custom", "train": Train(), "correction": Correction()})
+
+
+def _train_side(recipe: Recipe) -> Recipe:
+    """What decides p and the gradient."""
+    if not any(switch for _, switch in recipe.train):
+        return Recipe()
+    scaling = recipe.scaling.override({"kv_format": Scaling().kv_format})
+    return Recipe(train=recipe.train, scaling=scaling, keep_bf16=recipe.keep_bf16)
