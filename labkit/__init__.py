@@ -8,17 +8,20 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_SUBMODULES = {"config", "fp8", "models", "rl", "rollout", "runs", "tasks", "training"}
+_SUBMODULES = {"analysis", "config", "fp8", "gallery", "models", "rl", "rollout", "runs", "tasks", "training"}
 _EXPORTS = {
     "Experiment": "labkit.config:Experiment",
     "Recipe": "labkit.config:Recipe",
     "Run": "labkit.runs:Run",
-    "compare": "labkit.runs:compare",
-    "curves": "labkit.runs:curves",
+    "attribute": "labkit.analysis:attribute",
+    "collect": "labkit.analysis:collect",
+    "compare": "labkit.runs.compare:compare",
+    "curves": "labkit.runs.report:curves",
     "demo_reading": "labkit.demo:reading",
     "demo_table": "labkit.demo:table",
     "preset": "labkit.config:preset",
     "run_demo": "labkit.demo:run_demo",
+    "whatif": "labkit.analysis:whatif",
 }
 
 

@@ -1,27 +1,25 @@
 """The command line: `labkit --help`.
 
 A thin client like the notebook: it starts workers, watches run directories and draws, and imports no
-torch (but for `fetch` and `warmstart`, which make models). Mistakes end in one line on stderr and exit
-code 2; LABKIT_DEBUG=1 shows the traceback as well. A run that was stopped ends with exit code 130.
+torch (but for `fetch` and `warmstart`, which make models, and `whatif` and `attribute`, which score a batch).
+Mistakes end in one line on stderr and exit code 2; LABKIT_DEBUG=1 shows the traceback as well. A run that was
+stopped ends with exit code 130.
 """
 
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from labkit.terminal import StepDisplay, console, follow, print_alarms
+
 if TYPE_CHECKING:
+    from labkit.analysis import Batch
     from labkit.config import Experiment
-    from labkit.runs.process import Run
-    from labkit.runs.record import StepRecord
-    from labkit.runs.state import RunState
     from labkit.runs.store import RunDirectory
 
 app = typer.Typer(
@@ -31,7 +29,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-console = Console()
 RunName = Annotated[str, typer.Argument(help="a run: its id, the beginning of its id, or its path", metavar="RUN")]
 Detach = Annotated[bool, typer.Option("--detach", help="return at once; `labkit show` watches")]
 
@@ -48,7 +45,7 @@ def run(
     from labkit.runs.process import Run
 
     started = Run.start(_experiment(experiment, assignments or []))
-    _follow(started, detach)
+    follow(started, detach)
 
 
 @app.command()
@@ -59,7 +56,7 @@ def resume(run: RunName, detach: Detach = False) -> None:
     opened = Run.open(run)
     records = opened.records()
     opened.resume_from_checkpoint()
-    _follow(opened, detach, seen=records[-1].step if records else -1)
+    follow(opened, detach, seen=records[-1].step if records else -1)
 
 
 @app.command()
@@ -130,6 +127,7 @@ def show(run: RunName) -> None:
         table.add_row(component, active["state"], active["detail"])
     console.print(compare([opened]).table())
     console.print(table)
+    print_alarms(opened.alarms())
 
 
 @app.command()
@@ -170,7 +168,7 @@ def demo(
     _check_output("--json", json)
     _check_output("--html", html)
     try:
-        with _StepDisplay() as display:
+        with StepDisplay() as display:
             runs = demonstration.run_demo(steps, seeds, model, progress=display.step)
     except KeyboardInterrupt:
         console.print("the demo was interrupted and its runs ended; `labkit list` shows them", highlight=False)
@@ -198,6 +196,96 @@ def presets() -> None:
     for name, recipe in RECIPES.items():
         table.add_row(name, recipe.short_str(), DESCRIPTIONS[name])
     console.print(table)
+
+
+@app.command()
+def corrections(
+    of: Annotated[str, typer.Argument(help="only names that contain this, such as verl", metavar="[TEXT]")] = "",
+) -> None:
+    """The named corrections: what each does, its bounds and where it comes from."""
+    from labkit.config import CORRECTIONS, Correction
+
+    found = {name: known for name, known in CORRECTIONS.items() if of.lower() in name}
+    if not found:
+        raise ValueError(f"no correction has {of!r} in its name; `labkit corrections` lists all")
+    table = Table(title="corrections", title_justify="left")
+    for column in ("name", "bounds", "what it does", "as in"):
+        table.add_column(column, overflow="fold")
+    for name, known in found.items():
+        bounds = ", ".join(f"{bound} {value:.6g}" for bound, value in Correction(name=name).bounds.items())
+        table.add_row(name, bounds, known.text, known.source)
+    console.print(table)
+
+
+@app.command()
+def metrics(
+    of: Annotated[str, typer.Argument(help="only names that contain this", metavar="[TEXT]")] = "",
+) -> None:
+    """The metrics of a step: definition, unit, which way is better, and the healthy band."""
+    from labkit.runs.metrics import METRICS
+
+    found = {name: metric for name, metric in METRICS.items() if of.lower() in name}
+    if not found:
+        raise ValueError(f"no metric has {of!r} in its name; `labkit metrics` lists all")
+    table = Table(title="metrics", title_justify="left")
+    for column in ("name", "definition", "unit", "better", "healthy"):
+        table.add_column(column, overflow="fold")
+    for name, metric in found.items():
+        healthy = "" if metric.healthy is None else "{:g} to {:g}".format(*metric.healthy)
+        table.add_row(name, metric.definition, metric.unit, metric.better, healthy)
+    console.print(table)
+
+
+@app.command()
+def whatif(
+    source: Annotated[str, typer.Argument(help="a preset, a YAML file, a run, or a batch that was saved")],
+    recipes: Annotated[str, typer.Option(help="presets, with commas between; the batch's own if not given")] = "",
+    corrections: Annotated[str, typer.Option(help="names, with commas between; all if not given")] = "",
+    save: Annotated[Path | None, typer.Option(help="keep the batch in this file")] = None,
+) -> None:
+    """One batch of rollouts under every recipe and correction, without new rollouts."""
+    from labkit.analysis import whatif as what_if
+
+    _check_output("--save", save)
+    batch = _batch(source, save)
+    result = what_if(batch, recipes=_names(recipes), corrections=_names(corrections))
+    console.print(result.table())
+
+
+@app.command()
+def attribute(
+    source: Annotated[str, typer.Argument(help="a preset, a YAML file, a run, or a batch that was saved")],
+    compute: Annotated[str, typer.Option(help="fp32, or bf16: as the run computes, with its noise floor")] = "fp32",
+    save: Annotated[Path | None, typer.Option(help="keep the batch in this file")] = None,
+) -> None:
+    """Where the mismatch of one batch comes from: every component alone, and left out."""
+    from labkit.analysis import attribute as attribute_mismatch
+
+    _check_output("--save", save)
+    console.print(attribute_mismatch(_batch(source, save), compute=compute).table())
+
+
+@app.command()
+def gallery(
+    name: Annotated[str, typer.Argument(help="a fault; all are listed if not given", metavar="[NAME]")] = "",
+    assignments: Annotated[
+        list[str] | None, typer.Argument(help="settings to change", metavar="[KEY=VALUE]...")
+    ] = None,
+) -> None:
+    """Faults that real systems had in silence. With a name: run one beside its control."""
+    from labkit import gallery as faults
+    from labkit.config.overrides import parse_assignments
+    from labkit.runs.compare import compare as compare_runs
+
+    if not name:
+        console.print(faults.table())
+        return
+    console.print(faults.text(name), highlight=False)
+    runs = faults.run(name, **parse_assignments(assignments or []))
+    for each in runs:
+        follow(each, detach=False)
+    console.print(compare_runs(runs).table())
+    print_alarms(runs[-1].alarms())
 
 
 @app.command()
@@ -250,6 +338,28 @@ def _experiment(source: str, assignments: list[str]) -> "Experiment":
     return preset(source, changes.pop("model", "tiny"), **changes)
 
 
+def _batch(source: str, save: Path | None) -> "Batch":
+    """A stored batch from a file, or the next one that a run or an experiment would sample."""
+    from labkit.analysis import Batch, collect
+    from labkit.config.presets import RECIPES
+    from labkit.runs.process import Run
+
+    if Path(source).suffix == ".safetensors":
+        batch = Batch.load(source)
+    elif source in RECIPES or Path(source).suffix in (".yaml", ".yml"):
+        batch = collect(_experiment(source, []))
+    else:
+        batch = collect(Run.open(source))
+    if save:
+        batch.save(save)
+        console.print(f"batch: {save}", highlight=False)
+    return batch
+
+
+def _names(text: str) -> list[str] | None:
+    return [name.strip() for name in text.split(",")] if text else None
+
+
 def _check_output(option: str, path: Path | None) -> None:
     """Refuse a file that can't be written before the work that would end in it."""
     if path and path.is_dir():
@@ -258,83 +368,6 @@ def _check_output(option: str, path: Path | None) -> None:
         raise ValueError(f"{option} {path}: there is no folder {path.parent}; make it first")
     if path and not os.access(path if path.exists() else path.parent, os.W_OK):
         raise ValueError(f"{option} {path}: can't be written; choose another place")
-
-
-def _follow(run: "Run", detach: bool, seen: int = -1) -> None:
-    """Watch a run to its end, its steps after `seen`. Ctrl-C asks it to stop; a second one kills it."""
-    console.print(f"run {run.id} in {run.path}", highlight=False)
-    if detach:
-        return
-    status = _until_ended(run, seen)
-    if status.name == "failed":
-        raise ValueError(f"{run.id} failed: {status.reason}")
-    if status.name == "stopped":
-        records = run.records()
-        when = f"after step {records[-1].step}" if records else "before step 0"
-        console.print(f"stopped {when}; go on with: labkit resume {run.id}", highlight=False)
-        raise typer.Exit(130)
-    from labkit.runs.compare import compare
-
-    console.print(compare([run]).table())
-
-
-def _until_ended(run: "Run", seen: int) -> "RunState":
-    with _StepDisplay() as display:
-        while True:
-            try:
-                return run.wait(on_record=lambda record: display.step(run, record) if record.step > seen else None)
-            except KeyboardInterrupt:
-                if run.alive:
-                    run.stop()
-                    display.say(f"{run.id} is stopping after this micro-step; Ctrl-C again kills it")
-
-
-class _StepDisplay:
-    """A progress bar with rate, time left and live metrics on a terminal; a line per step elsewhere."""
-
-    def __init__(self) -> None:
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[rate]}"),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[metrics]}"),
-        )
-        self._progress = Progress(*columns, console=console, disable=not console.is_terminal)
-        self._bars: dict[str, TaskID] = {}
-
-    def __enter__(self) -> "_StepDisplay":
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def say(self, text: str) -> None:
-        self._progress.console.print(text, highlight=False)
-
-    def step(self, run: "Run", record: "StepRecord") -> None:
-        if run.id not in self._bars:
-            name = f"{run.experiment.recipe.name}, seed {run.experiment.seed}"
-            self._bars[run.id] = self._progress.add_task(name, total=run.experiment.steps, rate="", metrics="")
-        metrics = _live_metrics(record)
-        for event in record.events:
-            self.say(f"{run.id} step {record.step}: {event}")
-        if not console.is_terminal:
-            print(f"{run.id} step {record.step}/{run.experiment.steps} {metrics}", flush=True)
-        rate = f"{sum(record.timings.values()):.1f} s/step"
-        self._progress.update(self._bars[run.id], completed=record.step, rate=rate, metrics=metrics)
-
-
-def _live_metrics(record: "StepRecord") -> str:
-    shown: list[tuple[str, str, Callable[[float], str]]] = [
-        ("accuracy", "accuracy", lambda value: f"{value:.2f}"),
-        ("heldout_accuracy", "held-out", lambda value: f"{value:.3f}"),
-        ("token_mult_prob_error", "TMPE", lambda value: f"{value:.4f}"),
-    ]
-    values = [(label, show, record.metrics.get(name)) for name, label, show in shown]
-    return " · ".join(f"{label} {show(value)}" for label, show, value in values if value is not None)
 
 
 if __name__ == "__main__":

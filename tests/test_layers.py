@@ -18,13 +18,25 @@ ALLOWED = {
     "models": {"config", "fp8", "tasks"},
     "rollout": {"config", "fp8", "models", "runs.record"},
     "training": {"config", "fp8", "models", "runs.record"},
-    "rl": {"config", "fp8", "models", "tasks", "rollout", "training", "runs.record"},
+    "rl": {"config", "fp8", "models", "tasks", "rollout", "training", "runs.record", "runs.metrics"},
+    "analysis": {"config", "fp8", "models", "tasks", "rollout", "training", "rl", "runs"},
     "runs": {"config", "tasks"},
     "runs.worker": {"config", "rl"},
     "runs.checkpoint": {"config"},
     "ui": {"config", "runs", "hardware"},
 }
-LIGHT = ["config", "runs/record.py", "runs/store.py", "runs/process.py", "runs/compare.py", "runs/report.py"]
+LIGHT = [
+    "config",
+    "gallery.py",
+    "terminal.py",
+    "runs/alarms",
+    "runs/metrics.py",
+    "runs/record.py",
+    "runs/store.py",
+    "runs/process.py",
+    "runs/compare.py",
+    "runs/report.py",
+]
 
 
 def imports(path: Path) -> Iterator[str]:

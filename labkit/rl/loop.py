@@ -8,11 +8,13 @@
             ──> recalibrate Q/K/V scales on this batch with the UPDATED weights
             ──> Engine.refit ──> read back and compare ──> StepRecord
 
-Step 0 trains nothing: it is the held-out accuracy of the policy as loaded. Between steps the engine always holds
-the trainer's latest weights, so a checkpoint needs no engine state: loading one refits.
+Step 0 trains nothing: it is the held-out accuracy of the policy as loaded. Weights reach the engine `staleness` steps
+after they were made: at once with 0, so that the engine then always holds the trainer's latest; later ones are in
+flight. Those are kept, so a checkpoint needs no engine state: loading one refits.
 """
 
 import dataclasses
+import math
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -30,10 +32,13 @@ from labkit.rl.batching import MiniBatch, plan
 from labkit.rl.corrections import Weights, correction_from
 from labkit.rl.episodes import Prompter
 from labkit.rl.evaluation import HeldOut
-from labkit.rl.loss import LossTerms, grpo_loss
-from labkit.rl.measure import Stopwatch, step_metrics, step_samples, step_tokens
+from labkit.rl.faults import Faults
+from labkit.rl.loss import LossTerms, clip_of, grpo_loss
+from labkit.rl.measure import Sampled, Stopwatch, engine_metrics, step_metrics, step_samples, step_tokens
+from labkit.rl.objectives import Clip, calibrated
+from labkit.rl.ratio import log_ratio
 from labkit.rl.recalibration import initial_scales, next_scales
-from labkit.rollout import LocalEngine, Request, verify
+from labkit.rollout import Delivery, LocalEngine, Request, verify
 from labkit.rollout.local import left_pad
 from labkit.runs.record import StepRecord
 from labkit.training import LocalTrainer, Update
@@ -59,26 +64,33 @@ class Loop:
     def __init__(self, experiment: Experiment, on_microstep: Callable[[], None] = _nothing) -> None:
         self.experiment = experiment
         self.recipe, self.settings = experiment.recipe, experiment.grpo
-        policy = models.load(experiment.model)
+        self.correction = self.recipe.correction
+        self.faults = Faults(experiment.faults)
+        policy = self.faults.policy(models.load(experiment.model))
         task = tasks.load_task(experiment.task, experiment.task_options)
         _check_layers(self.recipe, policy.config.num_layers)
         self.prompter = Prompter(task, policy.tokenizer)
         max_new_tokens = experiment.sampling.max_new_tokens or task.max_new_tokens
         self.prompter.check(policy.config.max_positions - max_new_tokens)
-        self.request = Request(experiment.sampling, max_new_tokens, self.prompter.stop_ids, self.settings.group_size)
-        self.trainer = LocalTrainer(policy, experiment, on_microstep)
-        self.engine = LocalEngine(policy.config, self.recipe, policy.tokenizer.pad_id, on_microstep)
+        request = Request(experiment.sampling, max_new_tokens, self.prompter.stop_ids, self.settings.group_size)
+        self.request = self.faults.request(request)
+        self.trainer = LocalTrainer(policy, self.faults.trainer(experiment), on_microstep)
+        engine = LocalEngine(policy.config, self.recipe, policy.tokenizer.pad_id, on_microstep)
+        self.engine = self.faults.engine(engine)
         one_each = Request(experiment.sampling, max_new_tokens, self.prompter.stop_ids)
         self.held_out = HeldOut(policy, self.prompter, one_each, experiment.eval_prompts, on_microstep)
 
-        self.correct = correction_from(self.recipe.correction)
+        self.correct = correction_from(self.correction)
+        self.clip = clip_of(self.settings, self.correction)
         self.prompt_rng = random.Random(experiment.seed)
         self.sample_rng = torch.Generator().manual_seed(experiment.seed)
         self.step_index = 0
         self.version = 0
         self.elapsed = 0.0
         self.scales = initial_scales(self.recipe, policy.config.num_layers, self._calibrate_on_prompts)
-        self._refit(Stopwatch())
+        self.in_flight: list[Delivery] = []
+        self.codes_changed = math.nan  # share of FP8 weight values that the last delivery changed
+        self._send(Stopwatch())
 
     def steps(self) -> Iterator[StepRecord]:
         while self.step_index <= self.experiment.steps:
@@ -88,82 +100,140 @@ class Loop:
 
     # ---- one step
 
-    def _step(self) -> StepRecord:
-        watch = Stopwatch()
+    def sample(self, watch: Stopwatch) -> Sampled:
+        """The batch of a step, before anything is trained on it."""
         with watch("generate"):
             problems = [self.prompter.task.sample(self.prompt_rng) for _ in range(self.settings.prompts_per_step)]
             prompts = [self.prompter.encode(problem) for problem in problems]
             rollouts = self.engine.generate(prompts, self.request, self.sample_rng)
-            sampled_by = self.engine.state()
+            rollouts = self.faults.rollouts(rollouts, self.engine)
         with watch("reward"):
             scored = self.prompter.score(rollouts, problems)
             advantages_B = group_advantages(
                 scored.rewards_B, self.settings.group_size, self.settings.baseline, self.settings.normalize
             )
-        mini_batches = plan(advantages_B, rollouts.lengths_B, self.settings)
+        pulled = bool(self.settings.kl_coef or self.correction.anchor)
+        mini_batches = plan((advantages_B != 0) | pulled, rollouts.lengths_B, self.settings)
         everything = [rows for mini_batch in mini_batches for rows in mini_batch.micro_batches]
         with watch("logprobs"):
             p_BR, entropy_BR = self.trainer.logprobs(rollouts, everything)
+        rollouts = self.faults.logprobs(rollouts, p_BR)
+        return Sampled(problems, rollouts, scored, advantages_B, mini_batches, everything, p_BR, entropy_BR)
+
+    def _step(self) -> StepRecord:
+        watch = Stopwatch()
+        batch = self.sample(watch)
+        sampled_by = self.engine.state()
+        rollouts, advantages_B, p_BR, everything = batch.rollouts, batch.advantages_B, batch.p_BR, batch.everything
+        with watch("logprobs"):
             reference_BR = self.trainer.reference_logprobs(rollouts, everything) if self.settings.kl_coef else None
-        weights = self.correct(rollouts.logprobs_BR, p_BR, rollouts.mask_BR)
+            shadow_BR = self.trainer.shadow_logprobs(rollouts, everything) if self._clip_due() else None
+        weights = self.correct(rollouts.logprobs_BR, p_BR, rollouts.mask_BR, advantages_B)
         updates: list[Update] = []
         losses: list[LossTerms] = []
         with watch("update"):
-            for mini_batch in mini_batches:
+            for mini_batch in batch.mini_batches:
                 update, terms = self._update(mini_batch, rollouts, p_BR, advantages_B, weights, reference_BR)
                 updates.append(update)
                 losses += terms
+            if shadow_BR is not None:
+                self.clip = self._calibrated_clip(rollouts, everything, p_BR, shadow_BR)
         self.version += 1
         with watch("recalibrate"):
             self.scales = next_scales(
                 self.recipe, self.scales, self.step_index,
                 lambda: self.trainer.calibrate(rollouts, everything, self.version),
             )  # fmt: skip
-        self._refit(watch)
+        metrics = step_metrics(batch, weights, updates, losses)
+        metrics |= engine_metrics(self.engine, self.codes_changed, self.version - 1 - rollouts.weight_version)
+        if self.correction.calibrate_clip_every:
+            metrics |= {"clip_low": self.clip.low, "clip_high": self.clip.high}
+        self._send(watch)
 
-        metrics = step_metrics(rollouts, scored.rewards_B, advantages_B, p_BR, entropy_BR, weights, updates, losses)
         metrics["heldout_accuracy"] = self._held_out_accuracy(watch) if self._evaluation_due() else None
         self.elapsed += watch.total
         return self._record(
             watch, metrics,
             weight_version=rollouts.weight_version, scales=sampled_by.kv_scales,
-            scale_version=rollouts.scale_version, tokens=step_tokens(rollouts, mini_batches),
+            scale_version=rollouts.scale_version, tokens=step_tokens(rollouts, batch.mini_batches),
             events=[f"update skipped: {update.skipped}" for update in updates if update.skipped],
-            samples=step_samples(
-                self.experiment.keep_rollouts, problems, rollouts, scored, advantages_B, p_BR, weights
-            ),
+            samples=step_samples(self.experiment.keep_rollouts, batch, weights),
         )  # fmt: skip
 
     def _update(
         self, mini_batch: MiniBatch, rollouts: Rollouts, p_BR: Tensor, advantages_B: Tensor, weights: Weights,
         reference_BR: Tensor | None,
     ) -> tuple[Update, list[LossTerms]]:  # fmt: skip
-        mask_BR = rollouts.mask_BR & weights.valid
-        num_tokens = int(mask_BR[mini_batch.rows].sum())
+        g_BR, mask_BR = rollouts.logprobs_BR, rollouts.mask_BR & weights.valid
+        # The denominator has to be known before the first micro-batch, so with verdicts that follow the update it is
+        # that of the policy before it.
+        counting_bR = (mask_BR & weights.counting)[mini_batch.rows]
+        num_sequences = len(mini_batch.rows)
+        if self.correction.denominator == "drop":
+            num_sequences = int(counting_bR.any(-1).sum())
         terms: list[LossTerms] = []
 
         def loss(rows: Tensor, current_bR: Tensor) -> Tensor:
+            verdict = weights[rows]
+            if self.correction.judges_current:
+                verdict = self.correct(
+                    g_BR[rows], p_BR[rows], mask_BR[rows], advantages_B[rows], current_bR.detach()
+                )  # fmt: skip
             term = grpo_loss(
-                current_bR, p_BR[rows], advantages_B[rows], weights.applied[rows], mask_BR[rows],
+                current_bR, g_BR[rows], p_BR[rows], advantages_B[rows], verdict, mask_BR[rows],
                 reference=None if reference_BR is None else reference_BR[rows],
-                settings=self.settings, num_tokens=num_tokens, num_sequences=len(mini_batch.rows),
+                settings=self.settings, correction=self.correction, clip=self.clip,
+                num_tokens=int(counting_bR.sum()), num_sequences=num_sequences,
             )  # fmt: skip
             terms.append(term)
             return term.loss
 
-        counting = [rows for rows in mini_batch.carrying if self.settings.kl_coef or weights.applied[rows].any()]
+        pulled = self.settings.kl_coef or self.correction.anchor
+        counting = [rows for rows in mini_batch.carrying if pulled or weights.applied[rows].any()]
         update = self.trainer.update(rollouts, counting, loss)
         if mini_batch.carrying and not counting:
-            why = f"every sequence was rejected by {self.recipe.correction.short_str()}"
+            why = f"every sequence was rejected by {self.correction.short_str()}"
             update = dataclasses.replace(update, skipped=why)
         return update, terms
 
-    def _refit(self, watch: Stopwatch) -> None:
+    def _clip_due(self) -> bool:
+        every = self.correction.calibrate_clip_every
+        return every > 0 and self.step_index % every == 0
+
+    def _calibrated_clip(self, rollouts: Rollouts, everything: list[Tensor], p_BR: Tensor, shadow_BR: Tensor) -> Clip:
+        """From how this step moved the ratio, in the trainer's precision and in BF16."""
+        mask_BR = rollouts.mask_BR
+        bypass = self.correction.old_policy == "rollout"
+        noisy, shadow = (
+            log_ratio(current_BR, rollouts.logprobs_BR if bypass else old_BR, mask_BR)[mask_BR]
+            for current_BR, old_BR in [
+                (self.trainer.logprobs(rollouts, everything)[0], p_BR),
+                (self.trainer.shadow_logprobs(rollouts, everything), shadow_BR),
+            ]
+        )
+        return calibrated(clip_of(self.settings, self.correction), noisy, shadow)
+
+    # ---- weights and scales on their way to the engine
+
+    def _send(self, watch: Stopwatch) -> None:
+        """The trainer's weights set out; those that are `staleness` steps older arrive."""
+        staleness = self.settings.staleness
         weights = self.trainer.weights()
+        if staleness:  # the trainer goes on changing its own
+            weights = {name: tensor.clone() for name, tensor in weights.items()}
+        self.in_flight.append(Delivery(weights, self.scales, self.version))
+        self.in_flight = self.in_flight[-1 - staleness :]
+        if self.in_flight[0].version != self.engine.state().weight_version:
+            self._refit(self.in_flight[0], watch)
+            self.codes_changed = self.engine.codes_changed
+
+    def _refit(self, sent: Delivery, watch: Stopwatch) -> None:
         with watch("refit"):
-            self.engine.refit(weights, self.scales, self.version)
+            arriving = self.faults.delivery(sent)
+            self.engine.refit(arriving.weights, arriving.scales, arriving.version)
         with watch("verify"):
-            verify(self.engine, self.recipe, weights, self.scales, self.version)
+            if self.faults.verified:
+                verify(self.engine, self.recipe, sent)
 
     def _calibrate_on_prompts(self) -> KVScales:
         """Before step 1: the prompts that step 1 will use, without disturbing the order of the data."""
@@ -194,7 +264,8 @@ class Loop:
         scale_version = state.kv_scales.version if state.kv_scales else state.weight_version
         return self._record(
             watch, metrics, weight_version=state.weight_version, scales=state.kv_scales,
-            scale_version=scale_version, tokens={}, events=self.held_out.shortage(), samples=[],
+            scale_version=scale_version, tokens={}, events=[*self.held_out.shortage(), *self.faults.events()],
+            samples=[],
         )  # fmt: skip
 
     def _record(
@@ -204,7 +275,7 @@ class Loop:
         return StepRecord(
             step=self.step_index, weight_version=weight_version, time=time.time(), elapsed=self.elapsed,
             metrics=metrics, timings=watch.seconds, tokens=tokens,
-            active={**self.engine.active(), **self.trainer.active()},
+            active={**self.engine.active(), **self.trainer.active(), **self.faults.active()},
             engine={"weight_version": weight_version, "scale_version": scale_version},
             kv_scales=None if scales is None else {"q": list(scales.q), "k": list(scales.k), "v": list(scales.v)},
             events=events, samples=samples,
@@ -217,10 +288,13 @@ class Loop:
             "trainer": self.trainer.state_dict(),
             "prompt_rng": self.prompt_rng.getstate(),
             "sample_rng": self.sample_rng.get_state(),
-            "scales": None if self.scales is None else dataclasses.asdict(self.scales),
+            "scales": self.scales and dataclasses.asdict(self.scales),
             "step_index": self.step_index,
             "version": self.version,
             "elapsed": self.elapsed,
+            "clip": dataclasses.astuple(self.clip),
+            "codes_changed": self.codes_changed,
+            "in_flight": [_to_dict(delivery) for delivery in self.in_flight if self.settings.staleness],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -228,6 +302,23 @@ class Loop:
         kind, words, gauss = state["prompt_rng"]
         self.prompt_rng.setstate((kind, tuple(words), gauss))
         self.sample_rng.set_state(state["sample_rng"])
-        self.scales = None if state["scales"] is None else KVScales(**state["scales"])
+        self.scales = _scales(state["scales"])
         self.step_index, self.version, self.elapsed = state["step_index"], state["version"], state["elapsed"]
-        self._refit(Stopwatch())
+        self.clip, self.codes_changed = Clip(*state["clip"]), state["codes_changed"]
+        self.in_flight = [_from_dict(delivery) for delivery in state["in_flight"]]
+        if not self.in_flight:
+            self.in_flight = [Delivery(self.trainer.weights(), self.scales, self.version)]
+        self._refit(self.in_flight[0], Stopwatch())
+
+
+def _to_dict(delivery: Delivery) -> dict[str, Any]:
+    scales = delivery.scales and dataclasses.asdict(delivery.scales)
+    return {"weights": dict(delivery.weights), "scales": scales, "version": delivery.version}
+
+
+def _from_dict(state: dict[str, Any]) -> Delivery:
+    return Delivery(state["weights"], _scales(state["scales"]), state["version"])
+
+
+def _scales(state: dict[str, Any] | None) -> KVScales | None:
+    return None if state is None else KVScales(**state)

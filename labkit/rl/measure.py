@@ -1,9 +1,11 @@
 """What a step reports: metrics, tokens of each kind, seconds per phase, sampled rollouts."""
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,8 +17,23 @@ from labkit.rl.corrections import Weights
 from labkit.rl.episodes import Scored
 from labkit.rl.loss import LossTerms
 from labkit.rl.metrics import mismatch, weight_statistics
+from labkit.rollout import LocalEngine
 from labkit.tasks import Problem
 from labkit.training import Update
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """The batch of a step: B = prompts x group_size sequences, R response columns."""
+
+    problems: list[Problem]
+    rollouts: Rollouts
+    scored: Scored
+    advantages_B: Tensor
+    mini_batches: list[MiniBatch]
+    everything: list[Tensor]  # all their micro-batches
+    p_BR: Tensor
+    entropy_BR: Tensor
 
 
 class Stopwatch:
@@ -43,9 +60,9 @@ class Stopwatch:
 
 
 def step_metrics(
-    rollouts: Rollouts, rewards_B: Tensor, advantages_B: Tensor, p_BR: Tensor, entropy_BR: Tensor,
-    weights: Weights, updates: Sequence[Update], losses: Sequence[LossTerms],
-) -> dict[str, float | None]:  # fmt: skip
+    batch: Sampled, weights: Weights, updates: Sequence[Update], losses: Sequence[LossTerms]
+) -> dict[str, float | None]:
+    rollouts, rewards_B = batch.rollouts, batch.scored.rewards_B
     mask_BR = rollouts.mask_BR
     stepped = [update.grad_norm for update in updates if not update.skipped]
     return {
@@ -53,14 +70,21 @@ def step_metrics(
         "accuracy": float((rewards_B >= 1.0).float().mean()),
         "response_length": float(rollouts.lengths_B.float().mean()),
         "truncated_share": float((~rollouts.finished_B).float().mean()),
-        "zero_advantage_share": float((advantages_B == 0).float().mean()),
-        "entropy": float(entropy_BR[mask_BR].mean()),
+        "zero_advantage_share": float((batch.advantages_B == 0).float().mean()),
+        "entropy": float(batch.entropy_BR[mask_BR].mean()),
         "lr": updates[-1].learning_rate,
         "grad_norm": sum(stepped) / len(stepped) if stepped else None,
         **LossTerms.summary(losses, num_updates=len(updates)),
-        **mismatch(rollouts.logprobs_BR, p_BR, mask_BR),
-        **weight_statistics(weights, mask_BR),
+        **mismatch(rollouts.logprobs_BR, batch.p_BR, mask_BR, entropy=batch.entropy_BR, weights=weights),
+        **weight_statistics(weights, mask_BR, rewards_B >= 1.0),
     }
+
+
+def engine_metrics(engine: LocalEngine, codes_changed: float, staleness: int) -> dict[str, float | None]:
+    """What the engine noticed while it generated, and when it took the weights that it generated with."""
+    saturation = {f"kv_saturation_{tensor}": share for tensor, share in engine.saturation.items()}
+    changed = None if math.isnan(codes_changed) else codes_changed  # the first weights, or no FP8 linears
+    return {**saturation, "codes_changed": changed, "staleness": float(staleness)}
 
 
 def step_tokens(rollouts: Rollouts, mini_batches: Sequence[MiniBatch]) -> dict[str, int]:
@@ -78,17 +102,15 @@ def step_tokens(rollouts: Rollouts, mini_batches: Sequence[MiniBatch]) -> dict[s
     }
 
 
-def step_samples(
-    count: int, problems: Sequence[Problem], rollouts: Rollouts, scored: Scored, advantages_B: Tensor,
-    p_BR: Tensor, weights: Weights,
-) -> list[dict[str, Any]]:  # fmt: skip
+def step_samples(count: int, batch: Sampled, weights: Weights) -> list[dict[str, Any]]:
     """`count` rollouts spread evenly over the batch, with the log-probs of every response token."""
-    samples_per_prompt = len(rollouts) // len(problems)
+    rollouts, scored = batch.rollouts, batch.scored
+    samples_per_prompt = len(rollouts) // len(batch.problems)
     chosen = torch.linspace(0, len(rollouts) - 1, min(count, len(rollouts))).long().tolist()
     samples = []
     for row in chosen:
         length = int(rollouts.lengths_B[row])
-        problem = problems[row // samples_per_prompt]
+        problem = batch.problems[row // samples_per_prompt]
         samples.append(
             {
                 "prompt": problem.prompt,
@@ -96,10 +118,10 @@ def step_samples(
                 "completion": scored.completions[row],
                 "reward": float(scored.rewards_B[row]),
                 "finished": bool(rollouts.finished_B[row]),
-                "advantage": float(advantages_B[row]),
+                "advantage": float(batch.advantages_B[row]),
                 "tokens": rollouts.response(row),
                 "g": rollouts.logprobs_BR[row, :length].tolist(),
-                "p": p_BR[row, :length].tolist(),
+                "p": batch.p_BR[row, :length].tolist(),
                 "weight": weights.applied[row, :length].tolist(),
             }
         )
