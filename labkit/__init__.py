@@ -1,12 +1,17 @@
 """labkit: an FP8 reinforcement-learning lab.
 
-Importing labkit is cheap and imports no torch: the names below are looked up on first use.
+Importing labkit is cheap and imports no torch: the names below are looked up on first use. Import it before torch, so
+that it can see to torch's threads and kernels (labkit.environment).
 """
 
 from importlib import import_module
 from typing import Any
 
+from labkit import environment
+
 __version__ = "0.1.0"
+
+environment.prepare()
 
 _SUBMODULES = {"analysis", "config", "fp8", "gallery", "models", "rl", "rollout", "runs", "tasks", "training"}
 _EXPORTS = {

@@ -58,10 +58,11 @@ def run(name: str, root: str | Path | None = None, **overrides: Any) -> tuple[Ru
 
 def table() -> Table:
     drawn = Table(title="failure gallery", title_justify="left", show_lines=True)
-    for column in ("fault", "what is wrong", "look at", "what it does here"):
-        drawn.add_column(column)
+    drawn.add_column("fault", no_wrap=True)
+    drawn.add_column("what is wrong")
+    drawn.add_column("what it does here")
     for case in faults():
-        drawn.add_row(case.name, case.wrong, "\n".join(case.look_at), case.finding)
+        drawn.add_row(case.name, case.wrong, case.finding)
     drawn.caption = "labkit gallery NAME runs one beside its control"
     return drawn
 

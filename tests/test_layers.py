@@ -20,7 +20,7 @@ ALLOWED = {
     "training": {"config", "fp8", "models", "runs.record"},
     "rl": {"config", "fp8", "models", "tasks", "rollout", "training", "runs.record", "runs.metrics"},
     "analysis": {"config", "fp8", "models", "tasks", "rollout", "training", "rl", "runs"},
-    "runs": {"config", "tasks"},
+    "runs": {"config", "tasks", "environment"},
     "runs.worker": {"config", "rl"},
     "runs.checkpoint": {"config"},
     "ui": {"config", "runs", "hardware"},

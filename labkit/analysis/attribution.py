@@ -86,13 +86,12 @@ class Attribution:
         )
         caption = "\n".join([*self.notes, f"{self.seconds:.1f} s"])
         table = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
-        table.add_column("component")
-        for heading in ("TMPE alone", "gen KL alone", "TMPE left out", "gen KL left out"):
-            table.add_column(heading, justify="right")
+        table.add_column("component", no_wrap=True)
+        for heading in ("alone\nTMPE − 1", "alone\ngen KL", "left out\nTMPE − 1", "left out\ngen KL"):
+            table.add_column(heading, justify="right", no_wrap=True)
         for row in self.rows:
-            values = (f"{each.tmpe:.5f}" for each in (row.alone, row.left_out))
-            kls = (f"{each.gen_kl:.1e}" for each in (row.alone, row.left_out))
-            table.add_row(row.name, *(text for pair in zip(values, kls, strict=True) for text in pair))
+            values = (f"{value:.1e}" for each in (row.alone, row.left_out) for value in (each.tmpe - 1, each.gen_kl))
+            table.add_row(row.name, *values)
         return table
 
 

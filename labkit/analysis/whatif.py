@@ -34,6 +34,7 @@ from labkit.rl.corrections import Weights, correction_from
 from labkit.rl.loss import grpo_loss
 from labkit.rl.metrics import mismatch, weight_statistics
 from labkit.rollout import LocalEngine
+from labkit.runs.compare import tmpe_text
 from labkit.training import LocalTrainer
 
 if TYPE_CHECKING:
@@ -57,11 +58,13 @@ class Cell:
     grad_norm: float
     cosine: float  # NaN where a gradient is 0
 
+    def heading(self) -> str:
+        return f"{self.recipe}\nTMPE {tmpe_text(self.tmpe)}\ngen KL {_short(self.gen_kl)}"
+
     def numbers(self) -> list[str]:
         return [
-            f"{self.tmpe:.4g}", f"{self.gen_kl:.1e}", f"{self.mean_weight:.3f}", f"{self.max_weight:.3g}",
-            f"{self.ess:.3f}", f"{self.clipped:.2%}", f"{1 - self.rejected:.1%}, {self.kept_sequences}",
-            f"{self.grad_norm:.4g}", f"{self.cosine:.5f}",
+            f"{self.mean_weight:.3f}", f"{self.max_weight:.3g}", f"{self.ess:.3f}", f"{self.clipped:.1%}",
+            f"{1 - self.rejected:.1%}", f"{self.kept_sequences}", f"{self.grad_norm:.3g}", f"{self.cosine:.4f}",
         ]  # fmt: skip
 
 
@@ -74,25 +77,28 @@ class WhatIf:
     seconds: float
 
     def table(self) -> "Table":
+        from rich.box import SIMPLE
         from rich.table import Table
 
         title = f"{self.num_sequences} responses, {self.num_tokens} tokens, drawn by {self.drawn_by}"
         caption = (
-            "kept: share of the tokens, and responses, that still count; cosine: with the gradient of BF16 training "
-            f"without correction. Corrections that act alike on this batch share a line. {self.seconds:.1f} s"
+            "kept: what still counts; cosine: with the gradient of BF16 training without correction. Corrections that "
+            f"act alike on this batch share a line. {self.seconds:.1f} s"
         )
-        table = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
-        for heading in ("recipe", "corrections"):
-            table.add_column(heading)
-        for heading in ("TMPE", "gen KL", "mean w", "max w", "ESS", "clipped", "kept", "|grad|", "cosine"):
-            table.add_column(heading, justify="right", no_wrap=True)
-        lines: dict[tuple[str, ...], list[str]] = {}
+        table = Table(
+            title=title, caption=caption, title_justify="left", caption_justify="left", box=SIMPLE, padding=(0, 1, 0, 0)
+        )
+        table.add_column("recipe, corrections", min_width=18, overflow="fold")
+        for heading in ("mean w", "max w", "ESS", "capped", "kept tokens", "kept resp.", "|grad|", "cosine"):
+            table.add_column(heading.replace(" ", "\n"), justify="right", no_wrap=True)
+        lines: dict[str, dict[tuple[str, ...], list[str]]] = {}
         for cell in self.rows:
-            lines.setdefault((cell.recipe, *cell.numbers()), []).append(cell.correction)
-        above = ""
-        for (recipe, *numbers), corrections in lines.items():
-            table.add_row("" if recipe == above else recipe, ", ".join(corrections), *numbers)
-            above = recipe
+            lines.setdefault(cell.heading(), {}).setdefault(tuple(cell.numbers()), []).append(cell.correction)
+        for heading, corrections in lines.items():
+            table.add_section()
+            table.add_row(f"[bold]{heading}[/bold]")
+            for numbers, names in corrections.items():
+                table.add_row(", ".join(names), *numbers)
         return table
 
 
@@ -169,6 +175,10 @@ def _cosine(a: Tensor, b: Tensor) -> float:
     """In FP64: FP32 sums over all parameters are off in the fifth digit."""
     a, b = a.double(), b.double()
     return float(a @ b / (a.norm() * b.norm()))
+
+
+def _short(value: float) -> str:
+    return f"{value:.1e}" if value else "0"
 
 
 def _share(tokens_BR: Tensor, valid_BR: Tensor) -> float:

@@ -89,7 +89,7 @@ _CASES = [
     Case(
         "scales-dropped",
         "the refit loses the calibrated Q/K/V scales; the engine goes on with 1.0 and says nothing",
-        "NeMo RL#3225, #3226", ("gen_kl_error", "kv_saturation_k", "kv_saturation_v"), "",
+        "NeMo RL#3225, #3226", ("gen_kl_error", "kv_saturation_k", "kv_saturation_v"), "scales-default",
         "read the scales back from the engine after each refit and refuse a difference (the loop does, unless this "
         "fault is on)",
         "fp8-rollout-kv", {"steps": 4}, needs=_SENT_SCALES,
@@ -97,7 +97,7 @@ _CASES = [
     Case(
         "scales-stale-growth",
         "keys and values have doubled since their scales were measured: everything above half of the range is clipped",
-        "NeMo RL PR#3008; 1.25x is the least that shows", ("kv_saturation_k", "token_mult_prob_error", "ess"),
+        "NeMo RL#3008", ("kv_saturation_k", "token_mult_prob_error", "ess"),
         "kv-saturation",
         "recalibrate at every step (recipe.recalibration.policy every-step), with a margin above 1",
         "fp8-rollout-kv", {"steps": 6, **_FAST}, needs=_SENT_SCALES,
@@ -105,7 +105,7 @@ _CASES = [
     Case(
         "scales-from-dummy",
         "scales are measured on a warm-up batch of one repeated token, not on what the policy writes",
-        "vLLM's calculate_kv_scales on its first forward, vllm#11906, verl#4435",
+        "engines that take scales from their first forward, which may be a warm-up: vllm#11906, verl#4435",
         ("kv_saturation_v", "gen_kl_error", "token_mult_prob_error"), "kv-saturation",
         "calibrate on real rollouts, with the updated weights",
         "fp8-rollout-kv", {"steps": 4}, needs=_SENT_SCALES,
@@ -186,21 +186,21 @@ _CASES = [
     Case(
         "layer-not-refitted",
         "the first layer's weights never arrive",
-        "verl#5683, #5459", ("tokens_differing", "token_mult_prob_error", "gen_kl_error"), "mismatch-trend",
+        "verl#5683, #5459", ("tokens_differing", "token_mult_prob_error", "gen_kl_error"), "not-exact",
         "compare every weight after the refit (the loop does, unless this fault is on)",
         "bf16", {"steps": 12, **_FAST},
     ),
     Case(
         "one-version-behind",
         "every second refit is skipped while the engine reports the new version",
-        "slime#1695, prime-rl#1650", ("tokens_differing", "token_mult_prob_error"), "",
+        "slime#1695 (after a resume)", ("tokens_differing", "token_mult_prob_error"), "not-exact",
         "compare weights, not version numbers", "bf16", {"steps": 6, **_FAST},
     ),
     Case(
         "stale-prefix-cache",
         "keys and values of prompts outlive the refit that should have flushed them",
         "prime-rl#1650, NeMo RL#4018, vllm-omni#6739: up to 17 steps old",
-        ("tokens_differing", "gen_kl_error", "token_mult_prob_error"), "",
+        ("tokens_differing", "gen_kl_error", "token_mult_prob_error"), "not-exact",
         "flush every cached key and value in the refit", "bf16", {"steps": 12, **_FAST},
         needs=(Need("recipe.recalibration.policy", lambda policy: policy != "engine",
                     "choose another, since an engine that reads its prompts from a cache has nothing to measure"),),
@@ -208,7 +208,7 @@ _CASES = [
     Case(
         "stale-uncorrected",
         "rollouts come from weights four updates old, and nothing corrects for it",
-        "AReaL: 42.0 to 23.3 at lag 4", ("heldout_accuracy", "ess_raw", "staleness"), "",
+        "AReaL: 42.0 to 23.3 at lag 4", ("heldout_accuracy", "ess_raw", "staleness"), "mismatch-trend",
         "recipe.correction tis, or compare with the rollout policy (old_policy rollout)",
         "bf16", {"steps": 40, "grpo.staleness": 4, **_FAST, **_TIS}, {"recipe.correction": "none"},
     ),
@@ -216,7 +216,7 @@ _CASES = [
     Case(
         "fp8-not-installed",
         "the engine's hooks match no layer, so its linears stay BF16 under an FP8 name",
-        "NeMo RL#3755, #3754", ("tokens_differing", "codes_changed"), "",
+        "NeMo RL#3755, #3754", ("tokens_differing", "codes_changed"), "not-active",
         "read back what the engine multiplies with; look at active['rollout.linears']",
         "fp8-rollout-tis", {"steps": 4}, needs=(_FP8_ROLLOUT,),
     ),
@@ -230,7 +230,7 @@ _CASES = [
     Case(
         "weight-scales-stale",
         "reloading keeps the scales of the first load and brings new codes",
-        "vllm#28783, sglang#30749, stitch#16", ("tokens_differing", "gen_kl_error"), "",
+        "vllm#28783, sglang#30749, stitch#16", ("tokens_differing", "gen_kl_error"), "not-exact",
         "after a second load the logits must equal those of a fresh engine", "fp8-e2e-fp32-scales",
         {"steps": 10, **_FAST}, needs=(_FP8_ROLLOUT,),
     ),
@@ -248,7 +248,7 @@ _CASES = [
     Case(
         "scale-type-mismatch",
         "engine and trainer are both FP8 and round their scales differently",
-        "NVTE defaults to powers of two, vLLM to FP32: NeMo RL sets both", ("tokens_differing", "gen_kl_error"), "",
+        "Transformer Engine defaults to powers of two, vLLM to FP32", ("tokens_differing", "gen_kl_error"), "not-exact",
         "one scale type for both sides", "fp8-e2e-fp32-scales", {"steps": 4},
         needs=(
             _FP8_ROLLOUT, Need("recipe.train.fprop", bool, "turn it on: it is the other side of the comparison"),
@@ -271,13 +271,13 @@ _CASES = [
     Case(
         "lm-head-fp8",
         "the output projection is FP8 in the rollout alone, where every rounding goes straight into the log-probs",
-        "MiniMax-M1, ScaleRL, NeMo RL#3936", ("token_mult_prob_error", "gen_kl_error"), "",
+        "MiniMax-M1, ScaleRL, NeMo RL#3936 (there BF16 against FP32)", ("token_mult_prob_error", "gen_kl_error"), "",
         "recipe.keep_bf16.lm_head true", "fp8-rollout", {"steps": 4}, {"recipe.keep_bf16.lm_head": False},
     ),
     Case(
         "update-masking",
-        "updates are smaller than half an FP8 step, so the rollout's weights hardly move",
-        "QuRL: .37 % of the codes a step", ("codes_changed", "heldout_accuracy"), "codes-frozen",
+        "updates are far smaller than an FP8 step, so the rollout's weights hardly move",
+        "QuRL: updates of 1e-7 to 1e-6, far below an FP8 step", ("codes_changed", "heldout_accuracy"), "codes-frozen",
         "a larger grpo.lr, or weights in BF16", "fp8-e2e", {"steps": 4, "grpo.warmup_steps": 0}, {"grpo.lr": 1e-6},
     ),
     # ---- what the loss makes of it
@@ -302,7 +302,8 @@ _CASES = [
     Case(
         "minibatches-uncorrected",
         "eight optimizer steps on one batch of rollouts, the last of them off-policy, with neither ratio nor clip",
-        "AReaL's naive PPO; every loss without a ratio", ("heldout_accuracy", "probs_ratio_max", "grad_norm"), "",
+        "what PPO's ratio and clip are for (Schulman et al. 2017)",
+        ("heldout_accuracy", "probs_ratio_max", "grad_norm"), "",
         "recipe.correction.objective ppo, or grpo.minibatches 1",
         "bf16", {"steps": 20, "grpo.minibatches": 8, **_FAST},
         {"recipe.correction": {"name": "custom", "objective": "reinforce"}},

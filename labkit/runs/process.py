@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from labkit import environment
 from labkit.config import Experiment
 from labkit.config.experiment import MODEL_TASKS
 from labkit.config.locations import model_folder
@@ -248,7 +249,10 @@ class Run:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=worker_environment(self.experiment),
+                # One whose trainer has another attention than the rollout can't have the same bits on both sides.
+                env=environment.for_worker(
+                    same_kernels=self.experiment.trainer_attention == "math", threads=self.experiment.threads
+                ),
                 start_new_session=True,
             )
         lock.sign(held, process.pid)
@@ -269,29 +273,6 @@ class Run:
             return "worker ended without a word"
         age = self.directory.heartbeat_age()
         return f"no sign of life from the worker for {age:.0f} s" if age > HEARTBEAT_LIMIT else ""
-
-
-# OpenMP and oneDNN read their settings before torch computes anything, so they can't be set later.
-# Waiting OpenMP threads sleep rather than spin: on a shared machine spinning costs up to 60 times the work.
-SLEEPING_THREADS = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}
-
-# oneDNN's AMX kernels sum a row of a BF16 product in an order that depends on how many rows there are, so a token
-# scored in a batch gets another log-prob than it had when it was sampled. The kernels before them don't, at up to
-# twice the time.
-BATCH_INVARIANT_KERNELS = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
-
-
-def worker_environment(experiment: Experiment) -> dict[str, str]:
-    """The worker's environment. What the user has set wins, except the threads when the experiment gives them.
-
-    An experiment whose trainer shares the rollout's attention wants the same bits on both sides; one with another
-    attention can't have them and takes the fastest kernels.
-    """
-    same_kernels = BATCH_INVARIANT_KERNELS if experiment.trainer_attention == "math" else {}
-    environment = {**SLEEPING_THREADS, **same_kernels, "PYTHONUNBUFFERED": "1", **os.environ}
-    if experiment.threads is not None:
-        environment["OMP_NUM_THREADS"] = str(experiment.threads)
-    return environment
 
 
 def _with_absolute_paths(experiment: Experiment) -> Experiment:

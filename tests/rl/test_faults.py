@@ -24,9 +24,9 @@ from labkit.runs.record import StepRecord
 SMALL = {
     "grpo.prompts_per_step": 4,
     "grpo.group_size": 4,
-    "eval_prompts": 8,
+    "eval_prompts": 4,
     "keep_rollouts": 2,
-    "sampling.max_new_tokens": 40,
+    "sampling.max_new_tokens": 24,
 }
 D3 = torch.tensor([2.0, 1.0, 0.0, -1.0])  # logits of the bug reports on temperature and top-p
 
@@ -146,6 +146,8 @@ def test_every_second_refit_is_skipped_and_claimed() -> None:
     seen = list(deliver("one-version-behind", 0, 1, 2, 3, 4))
     assert [float(sent.weights["model.layers.0.w"][0]) for sent in seen] == [0.0, 0.0, 2.0, 2.0, 4.0]
     assert [sent.version for sent in seen] == [0, 1, 2, 3, 4]
+    restarted = list(deliver("one-version-behind", 0, 7, 8, 9))  # the policy as loaded, then the checkpoint's
+    assert [float(sent.weights["model.layers.0.w"][0]) for sent in restarted] == [0.0, 7.0, 8.0, 8.0]
 
 
 def test_weights_kept_back_are_copies_of_a_trainer_that_goes_on() -> None:
@@ -278,7 +280,7 @@ EFFECTS: dict[str, Effect] = {
     "scales-dropped": lambda m: m["gen_kl_error"] < 1e-3,  # QK-norm: a scale of 1 does no harm
     "scales-stale-growth": lambda m: m["kv_saturation_k"] > 0.02 and m["token_mult_prob_error"] > 1.1,
     "scales-from-dummy": lambda m: m["kv_saturation_v"] > 0.02,
-    "unit-scale-large-k": lambda m: m["kv_saturation_k"] > 0.05 and m["gen_kl_error"] > 2e-3,
+    "unit-scale-large-k": lambda m: m["kv_saturation_k"] > 0.05 and m["gen_kl_error"] > 4e-4,
     "wrong-temperature": lambda m: m["token_mult_prob_error"] == 1.0 and m["surprisal_gap"] < -0.02,
     "temperature-forgotten": lambda m: m["token_mult_prob_error"] > 1.02 and m["surprisal_gap"] < -0.02,
     "raw-logprobs": lambda m: m["sampling_importance_ratio"] > 1.01,

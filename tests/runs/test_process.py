@@ -12,7 +12,7 @@ import pytest
 from labkit.config import Experiment
 from labkit.config.locations import TINY_FOLDER
 from labkit.runs import lock, process
-from labkit.runs.process import HEARTBEAT_LIMIT, Run, worker_environment
+from labkit.runs.process import HEARTBEAT_LIMIT, Run
 from labkit.runs.state import RunState
 from labkit.runs.store import RunDirectory, RunError
 
@@ -95,29 +95,6 @@ def test_a_directory_with_missing_files_still_opens(run: Run) -> None:
     assert opened.records() == opened.samples() == []
     assert opened.log() == ""
     assert opened.status.reason == "state.json is missing"
-
-
-def test_the_worker_gets_sleeping_threads_and_their_number(small: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
-    monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    environment = worker_environment(small.override({"threads": 2}))
-    assert environment["OMP_WAIT_POLICY"] == "PASSIVE"
-    assert environment["GOMP_SPINCOUNT"] == "0"
-    assert environment["OMP_NUM_THREADS"] == "2"
-    assert environment["HF_HUB_OFFLINE"] == "1"
-    assert worker_environment(small.override({"threads": None}))["OMP_NUM_THREADS"] == "7"
-
-
-def test_kernels_are_batch_invariant_where_both_sides_should_agree_to_the_bit(
-    small: Experiment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
-    assert worker_environment(small)["ONEDNN_MAX_CPU_ISA"] == "AVX512_CORE_BF16"
-    assert "ONEDNN_MAX_CPU_ISA" not in worker_environment(small.override({"trainer_attention": "sdpa"}))
-    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "ALL")
-    assert worker_environment(small)["ONEDNN_MAX_CPU_ISA"] == "ALL"
 
 
 @pytest.mark.parametrize(

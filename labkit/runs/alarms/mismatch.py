@@ -124,8 +124,11 @@ def sampler_ratio(evidence: Evidence) -> Finding | None:
 
 def sampler_surprisal(evidence: Evidence) -> Finding | None:
     """Pooled over WINDOW steps: the gap of a single one is within its noise. Noise in the engine's logits makes tokens
-    less probable to the trainer, never more, so a large mismatch explains a gap above 0, which is then no news."""
-    measured = [r for r in evidence.trained if not math.isnan(r.metric("surprisal_gap"))]
+    less probable to the trainer, never more, so a large mismatch explains a gap above 0, which is then no news. Older
+    weights are another distribution: stale rollouts are left out."""
+    measured = [
+        r for r in evidence.trained if not math.isnan(r.metric("surprisal_gap")) and not r.metric("staleness") > 0
+    ]
     steps, worst = [], 0.0
     for i, record in enumerate(measured):
         window = measured[max(0, i + 1 - WINDOW) : i + 1]
