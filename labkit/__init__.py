@@ -13,9 +13,24 @@ __version__ = "0.1.0"
 
 environment.prepare()
 
-_SUBMODULES = {"analysis", "config", "fp8", "gallery", "models", "rl", "rollout", "runs", "tasks", "training"}
+_SUBMODULES = {
+    "analysis",
+    "config",
+    "explorer",
+    "fp8",
+    "gallery",
+    "models",
+    "rl",
+    "rollout",
+    "runs",
+    "tasks",
+    "training",
+}
 _EXPORTS = {
+    "Batch": "labkit.analysis:Batch",
+    "Correction": "labkit.config:Correction",
     "Experiment": "labkit.config:Experiment",
+    "Filter": "labkit.config:Filter",
     "Recipe": "labkit.config:Recipe",
     "Run": "labkit.runs:Run",
     "attribute": "labkit.analysis:attribute",
@@ -40,4 +55,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_SUBMODULES, *_EXPORTS])
+    return sorted([*_SUBMODULES, *_EXPORTS, "__version__"])

@@ -9,13 +9,14 @@ stopped ends with exit code 130.
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from rich.box import SIMPLE
 from rich.markup import escape
 from rich.table import Table
 
-from labkit.terminal import StepDisplay, console, follow, print_alarms
+from labkit.terminal import StepDisplay, console, follow, print_alarms, watch
 
 if TYPE_CHECKING:
     from labkit.analysis import Batch
@@ -41,7 +42,7 @@ def run(
     ] = None,
     detach: Detach = False,
 ) -> None:
-    """Run an experiment: `labkit run fp8-e2e steps=20 seed=1`. Ctrl-C stops it, a second one kills it."""
+    """Run a preset or a YAML file: `labkit run fp8-e2e steps=20 seed=1`. Ctrl-C stops it, a second one kills it."""
     from labkit.runs.process import Run
 
     started = Run.start(_experiment(experiment, assignments or []))
@@ -75,12 +76,13 @@ def list_runs() -> None:
     from labkit.runs.store import list_directories, runs_root
 
     directories = list_directories()
-    table = Table(title=f"{len(directories)} runs in {runs_root()}", title_justify="left")
-    table.add_column("run", no_wrap=True)
-    table.add_column("state", overflow="fold")
+    title = f"{len(directories)} runs in {runs_root()}"
+    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
+    table.add_column("run", overflow="fold", ratio=3)
+    table.add_column("state", overflow="fold", min_width=7)
     for column in ("step", "held-out", "TMPE"):
-        table.add_column(column, no_wrap=True)
-    table.add_column("recipe", no_wrap=True, overflow="ellipsis")
+        table.add_column(column, no_wrap=True, min_width=len(column))
+    table.add_column("recipe", overflow="fold", ratio=2)
     for directory in directories:
         try:
             cells = _row(directory)
@@ -101,7 +103,7 @@ def _row(directory: "RunDirectory") -> list[str]:
         str(found.status),
         f"{records[-1].step if records else 0}/{found.experiment.steps}",
         f"{heldout[-1]:.3f}" if heldout else "",
-        f"{tmpe[-1]:.4f}" if tmpe else "",
+        f"{tmpe[-1]:.5g}" if tmpe else "",
         found.experiment.recipe.short_str(),
     ]
 
@@ -185,6 +187,15 @@ def demo(
     console.print(f"curves: {page} (open it in a browser)", highlight=False)
 
 
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="print the version")] = False) -> None:
+    if version:
+        from labkit import __version__
+
+        console.print(__version__, highlight=False)
+        raise typer.Exit
+
+
 @app.command()
 def presets() -> None:
     """The named recipes."""
@@ -208,12 +219,17 @@ def corrections(
     found = {name: known for name, known in CORRECTIONS.items() if of.lower() in name}
     if not found:
         raise ValueError(f"no correction has {of!r} in its name; `labkit corrections` lists all")
-    table = Table(title="corrections", title_justify="left")
-    for column in ("name", "bounds", "what it does", "as in"):
-        table.add_column(column, overflow="fold")
+    table = Table(
+        title="corrections", title_justify="left", caption_justify="left",
+        caption="r = exp(p − g) of a token, p the trainer's log-prob and g the engine's; W the product of r over the "
+        "response, G its geometric mean; c the current policy's log-prob; k3 = r − 1 − log r",
+    )  # fmt: skip
+    table.add_column("name", no_wrap=True)
+    table.add_column("bounds")
+    table.add_column("what it does")
     for name, known in found.items():
         bounds = ", ".join(f"{bound} {value:.6g}" for bound, value in Correction(name=name).bounds.items())
-        table.add_row(name, bounds, known.text, known.source)
+        table.add_row(name, bounds, known.text if "/" in name or not known.source else f"{known.text} ({known.source})")
     console.print(table)
 
 
@@ -222,11 +238,9 @@ def metrics(
     of: Annotated[str, typer.Argument(help="only names that contain this", metavar="[TEXT]")] = "",
 ) -> None:
     """The metrics of a step: definition, unit, which way is better, and the healthy band."""
-    from labkit.runs.metrics import METRICS
+    from labkit.runs.metrics import METRICS, describe
 
-    found = {name: metric for name, metric in METRICS.items() if of.lower() in name}
-    if not found:
-        raise ValueError(f"no metric has {of!r} in its name; `labkit metrics` lists all")
+    found = {name: metric for name, metric in METRICS.items() if of.lower() in name} or {of: describe(of)}
     table = Table(title="metrics", title_justify="left")
     for column in ("name", "definition", "unit", "better", "healthy"):
         table.add_column(column, overflow="fold")
@@ -240,22 +254,29 @@ def metrics(
 def whatif(
     source: Annotated[str, typer.Argument(help="a preset, a YAML file, a run, or a batch that was saved")],
     recipes: Annotated[str, typer.Option(help="presets, with commas between; the batch's own if not given")] = "",
-    corrections: Annotated[str, typer.Option(help="names, with commas between; all if not given")] = "",
+    corrections: Annotated[str, typer.Option(help="names or projects, with commas between; all if not given")] = "",
     save: Annotated[Path | None, typer.Option(help="keep the batch in this file")] = None,
 ) -> None:
     """One batch of rollouts under every recipe and correction, without new rollouts."""
     from labkit.analysis import whatif as what_if
+    from labkit.config import CORRECTIONS, Correction
+    from labkit.config.presets import recipe
 
     _check_output("--save", save)
-    batch = _batch(source, save)
-    result = what_if(batch, recipes=_names(recipes), corrections=_names(corrections))
-    console.print(result.table())
+    named = _names(corrections)
+    for name in named or []:
+        if name != "custom" and not any(known.startswith(f"{name}/") for known in CORRECTIONS):
+            Correction(name=name)  # a wrong name is better met before a batch is sampled
+    asked = None if recipes == "" else [recipe(name) for name in _names(recipes) or []]
+    console.print(what_if(_batch(source, save), recipes=asked, corrections=named).table())
 
 
 @app.command()
 def attribute(
     source: Annotated[str, typer.Argument(help="a preset, a YAML file, a run, or a batch that was saved")],
-    compute: Annotated[str, typer.Option(help="fp32, or bf16: as the run computes, with its noise floor")] = "fp32",
+    compute: Annotated[
+        Literal["fp32", "bf16"], typer.Option(help="bf16: as the run computes, with its noise floor")
+    ] = "fp32",
     save: Annotated[Path | None, typer.Option(help="keep the batch in this file")] = None,
 ) -> None:
     """Where the mismatch of one batch comes from: every component alone, and left out."""
@@ -275,17 +296,18 @@ def gallery(
     """Faults that real systems had in silence. With a name: run one beside its control."""
     from labkit import gallery as faults
     from labkit.config.overrides import parse_assignments
-    from labkit.runs.compare import compare as compare_runs
 
     if not name:
         console.print(faults.table())
         return
-    console.print(faults.text(name), highlight=False)
+    console.print(faults.text(name, console.width), highlight=False)
     runs = faults.run(name, **parse_assignments(assignments or []))
     for each in runs:
-        follow(each, detach=False)
-    console.print(compare_runs(runs).table())
-    print_alarms(runs[-1].alarms())
+        watch(each)
+    console.print(faults.reading(name, runs))
+    for label, each in zip(("control", "faulty"), runs, strict=True):
+        console.print(f"[bold]alarms of the {label} run[/bold] {each.id}", highlight=False)
+        print_alarms(each.alarms())
 
 
 @app.command()
@@ -329,12 +351,16 @@ def _experiment(source: str, assignments: list[str]) -> "Experiment":
     from labkit.config import Experiment
     from labkit.config.overrides import parse_assignments
     from labkit.config.presets import preset
+    from labkit.config.yaml_io import load
 
     changes = parse_assignments(assignments)
     if Path(source).suffix in (".yaml", ".yml") or Path(source).is_file():
         if not Path(source).is_file():
             raise ValueError(f"no file {source}")
-        return Experiment.from_yaml(Path(source)).override(changes)
+        settings = load(Path(source))
+        if start := settings.pop("preset", None):  # a file may change a preset instead of saying everything
+            return preset(start, settings.pop("model", "tiny")).override(settings).override(changes)
+        return Experiment(**settings).override(changes)
     return preset(source, changes.pop("model", "tiny"), **changes)
 
 

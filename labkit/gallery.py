@@ -11,8 +11,11 @@ it is made of; a run that has one says so in every record and in its first event
 """
 
 import contextlib
+import math
 import os
+import statistics
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +70,25 @@ def table() -> Table:
     return drawn
 
 
-def text(name: str) -> str:
+def reading(name: str, runs: Sequence[Run]) -> Table:
+    """What to look at, in the control and in the faulty run: the median over the steps, and the last."""
+    case = find(name)
+    drawn = Table(title=f"{name}: median over the steps (last)", title_justify="left")
+    drawn.add_column("metric", overflow="fold")
+    for heading in ("control", "faulty"):
+        drawn.add_column(heading, justify="right")
+    for metric in dict.fromkeys([*case.look_at, "heldout_accuracy"]):
+        drawn.add_row(metric, *(_median_and_last(each, metric) for each in runs))
+    drawn.add_row("ended", *(str(each.status) for each in runs))
+    return drawn
+
+
+def _median_and_last(of: Run, metric: str) -> str:
+    values = [value for record in of.records() if not math.isnan(value := record.metric(metric))]
+    return f"{statistics.median(values):.4g} ({values[-1]:.4g})" if values else "–"
+
+
+def text(name: str, width: int = 100) -> str:
     """Everything that is known about one fault."""
     case = find(name)
     settings = {**case.settings, **case.faulty}
@@ -81,9 +102,9 @@ def text(name: str) -> str:
         "cure": case.cure,
         "what it does here": case.finding,
     }
-    width = max(map(len, lines))
+    labels = max(map(len, lines))
     wrapped = (
-        textwrap.fill(f"{label:{width}}  {line}", 110, subsequent_indent=" " * (width + 2))
+        textwrap.fill(f"{label:{labels}}  {line}", width, subsequent_indent=" " * (labels + 2))
         for label, line in lines.items()
     )
     return "\n".join([case.name, *wrapped])

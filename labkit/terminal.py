@@ -25,7 +25,7 @@ def follow(run: "Run", detach: bool, seen: int = -1) -> None:
     console.print(f"run {run.id} in {run.path}", highlight=False)
     if detach:
         return
-    status = _until_ended(run, seen)
+    status = watch(run, seen)
     if status.name == "failed":
         raise ValueError(f"{run.id} failed: {status.reason}")
     if status.name == "stopped":
@@ -40,6 +40,8 @@ def follow(run: "Run", detach: bool, seen: int = -1) -> None:
 
 def print_alarms(alarms: "Sequence[Alarm]") -> None:
     """Each alarm: since when, what was seen, why that happens and what to do about it."""
+    if not alarms:
+        console.print("no alarms")
     for alarm in alarms:
         colour = "red" if alarm.severity == "critical" else "yellow"
         steps = f"step {alarm.step}" if alarm.step == alarm.last_step else f"steps {alarm.step} to {alarm.last_step}"
@@ -48,7 +50,8 @@ def print_alarms(alarms: "Sequence[Alarm]") -> None:
         console.print(f"    cause: {escape(alarm.cause)}\n    cure:  {escape(alarm.cure)}", highlight=False)
 
 
-def _until_ended(run: "Run", seen: int) -> "RunState":
+def watch(run: "Run", seen: int = -1) -> "RunState":
+    """Show a run's steps until it ends, however it ends."""
     with StepDisplay() as display:
         while True:
             try:

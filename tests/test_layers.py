@@ -24,6 +24,7 @@ ALLOWED = {
     "runs.worker": {"config", "rl"},
     "runs.checkpoint": {"config"},
     "ui": {"config", "runs", "hardware"},
+    "explorer": {"fp8", "ui.theme"},
 }
 LIGHT = [
     "config",

@@ -105,21 +105,35 @@ def attribute(batch: Batch, compute: str = "fp32") -> Attribution:
     rows = [
         Component(name, hybrid.mismatch(atoms), hybrid.mismatch(hybrid.atoms - atoms)) for name, atoms in components
     ]
+    recorded, together = _mismatch(batch, batch.rollouts.logprobs_BR, batch.p_BR), hybrid.mismatch(hybrid.atoms)
     return Attribution(
         rows,
-        _mismatch(batch, batch.rollouts.logprobs_BR, batch.p_BR),
-        hybrid.mismatch(hybrid.atoms),
+        recorded,
+        together,
         compute,
-        list(_notes(batch)),
+        [*_notes(batch), *_unexplained(recorded, together)],
         time.perf_counter() - start,
     )
 
 
 def _notes(batch: Batch) -> Iterator[str]:
+    recipe = batch.experiment.recipe
+    yield "alone: only this is the engine's; left out: all but this. Effects don't add up"
+    if recipe.rollout.linears and recipe.train.fprop:
+        yield "linears: FP8 on both sides alike, so they are not listed"
     if batch.rollouts.weight_version < batch.version and batch.sampled_with is None:
         yield "staleness: not in this batch, which holds no weights but the trainer's"
     if batch.experiment.recipe.scaling.granularity == "tensor":
         yield "scales per tensor depend on what shared the pass: that part of the recorded mismatch isn't shown"
+
+
+def _unexplained(recorded: Mismatch, together: Mismatch) -> Iterator[str]:
+    small, large = sorted((recorded.gen_kl, together.gen_kl))
+    if large > 1e-6 and large > 4 * small:
+        yield (
+            "the components do not make up what was recorded: something else is at work, such as a fault, log-probs "
+            "that are not the engine's, or scales per tensor"
+        )
 
 
 def _mismatch(batch: Batch, g_BR: Tensor, p_BR: Tensor) -> Mismatch:

@@ -11,6 +11,7 @@ Experiment as YAML in its metadata; the model's own folder (config, tokenizer) i
 """
 
 import dataclasses
+import errno
 import json
 from dataclasses import dataclass
 from functools import cached_property
@@ -89,7 +90,10 @@ class Batch:
             "kind": _KIND, "schema": str(SCHEMA), "experiment": self.experiment.to_yaml(),
             "numbers": json.dumps(numbers),
         }  # fmt: skip
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata)
+        try:
+            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata)
+        except SafetensorError as error:
+            raise OSError(errno.EIO, f"the batch can't be written ({error})", str(path)) from None
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> "Batch":
@@ -101,6 +105,10 @@ class Batch:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except SafetensorError as error:
             raise ValueError(f"{path} cannot be read as a batch ({error}): save it anew with Batch.save") from None
+        except FileNotFoundError:
+            raise FileNotFoundError(errno.ENOENT, "there is no batch", str(path)) from None
+        except OSError as error:
+            raise ValueError(f"{path} cannot be read as a batch ({error}): give a file that Batch.save wrote") from None
         numbers: dict[str, Any] = json.loads(metadata["numbers"])
         rollouts = {name: tensors[f"rollouts.{name}"] for name in _ROLLOUT_TENSORS}
         return cls(
@@ -117,10 +125,12 @@ class Batch:
 
 
 def _check_kind(path: str | PathLike[str], metadata: dict[str, str]) -> None:
-    if metadata.get("kind") != _KIND:
+    if metadata.get("kind") != _KIND or "schema" not in metadata:
         raise ValueError(f"{path} is no stored batch: make one with labkit.collect(...).save(path)")
     if int(metadata["schema"]) > SCHEMA:
         raise ValueError(f"{path} was written by a newer labkit: update labkit to open it")
+    if not {"experiment", "numbers"} <= metadata.keys():
+        raise ValueError(f"{path} has lost its experiment or its numbers: save it anew with Batch.save")
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -31,6 +31,7 @@ from labkit.config import CORRECTIONS, RECIPES, Correction, Recipe, Scaling, Tra
 from labkit.config.presets import recipe as named_recipe
 from labkit.fp8 import KVScales
 from labkit.rl.corrections import Weights, correction_from
+from labkit.rl.faults import Faults
 from labkit.rl.loss import grpo_loss
 from labkit.rl.metrics import mismatch, weight_statistics
 from labkit.rollout import LocalEngine
@@ -39,6 +40,9 @@ from labkit.training import LocalTrainer
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+
+LISTED = 6  # names on a line of the table
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,7 @@ class WhatIf:
     num_sequences: int
     num_tokens: int
     seconds: float
+    left_out: str = ""  # of what the run itself would do with the batch
 
     def table(self) -> "Table":
         from rich.box import SIMPLE
@@ -82,8 +87,9 @@ class WhatIf:
 
         title = f"{self.num_sequences} responses, {self.num_tokens} tokens, drawn by {self.drawn_by}"
         caption = (
-            "kept: what still counts; cosine: with the gradient of BF16 training without correction. Corrections that "
-            f"act alike on this batch share a line. {self.seconds:.1f} s"
+            "w: applied weight; ESS: effective share of the sample; capped, kept: by the correction; |grad|, cosine: "
+            "the gradient, and its angle to that of BF16 training without correction (1: the same, not: the best). "
+            f"Corrections that act alike on this batch share a line; .rows has all. {self.left_out}{self.seconds:.1f} s"
         )
         table = Table(
             title=title, caption=caption, title_justify="left", caption_justify="left", box=SIMPLE, padding=(0, 1, 0, 0)
@@ -98,7 +104,7 @@ class WhatIf:
             table.add_section()
             table.add_row(f"[bold]{heading}[/bold]")
             for numbers, names in corrections.items():
-                table.add_row(", ".join(names), *numbers)
+                table.add_row(_listed(names), *numbers)
         return table
 
 
@@ -107,13 +113,13 @@ def whatif(
     recipes: Sequence[str | Recipe] | None = None,
     corrections: Sequence[str | Correction] | None = None,
 ) -> WhatIf:
-    """Recipes by preset name or as Recipe (None: the batch's own); corrections by name or as Correction (None: all)."""
+    """Recipes by preset name or as Recipe (None: the batch's own); corrections by name or as Correction
+    (None: all). A project's name, such as "verl", stands for all of its corrections."""
     start = time.perf_counter()
     own = batch.experiment.recipe
-    compared = [named_recipe(each) if isinstance(each, str) else each for each in recipes or [own]]
-    every = [name for name, known in CORRECTIONS.items() if not known.composition.calibrate_clip_every]
-    chosen = [Correction(name=each) if isinstance(each, str) else each for each in corrections or every]
-    _check(chosen)
+    asked = [own] if recipes is None else recipes
+    compared = [named_recipe(each) if isinstance(each, str) else each for each in asked]
+    chosen = _chosen(corrections, own.correction)
     pulled = any(each.anchor for each in chosen)
 
     trained = _Trained(batch, RECIPES["bf16"], pulled)
@@ -125,16 +131,39 @@ def whatif(
             trained = _Trained(batch, recipe, pulled)
         g_BR = _sampled(batch, recipe, trained)
         rows += _cells(batch, recipe.name, g_BR, trained, chosen, reference)
-    return WhatIf(rows, own.name, len(batch.rollouts), batch.rollouts.num_tokens, time.perf_counter() - start)
+    seconds = time.perf_counter() - start
+    return WhatIf(rows, own.name, len(batch.rollouts), batch.rollouts.num_tokens, seconds, _left_out(batch))
 
 
-def _check(corrections: Sequence[Correction]) -> None:
+def _left_out(batch: Batch) -> str:
+    settings = batch.experiment.grpo
+    several = f"One update of the whole batch, the run makes {settings.minibatches}. " * (settings.minibatches > 1)
+    return several + "Without the run's KL penalty. " * (settings.kl_coef > 0)
+
+
+def _chosen(corrections: Sequence[str | Correction] | None, own: Correction) -> list[Correction]:
+    """By name: the batch's own under its name, and all of a project under the project's."""
+    if corrections is None:
+        named = [Correction(name=name) for name in CORRECTIONS]
+        every = named if own in named else [own, *named]
+        return [each for each in every if not each.calibrate_clip_every]
+    chosen = []
     for each in corrections:
+        if not isinstance(each, str):
+            chosen.append(each)
+        elif each == own.name:
+            chosen.append(own)
+        elif of_project := [name for name in CORRECTIONS if name.startswith(f"{each}/")]:
+            chosen += [Correction(name=name) for name in of_project]
+        else:
+            chosen.append(Correction(name=each))
+    for each in chosen:
         if each.calibrate_clip_every:
             raise ValueError(
                 f"{each.name} moves its clip over the steps of a run, so one batch can't show it: leave it out, or "
-                "set calibrate_clip_every to 0"
+                "compose a custom one without calibrate_clip_every"
             )
+    return chosen
 
 
 def _cells(
@@ -177,6 +206,11 @@ def _cosine(a: Tensor, b: Tensor) -> float:
     return float(a @ b / (a.norm() * b.norm()))
 
 
+def _listed(names: list[str]) -> str:
+    more = len(names) - LISTED
+    return ", ".join(names) if more <= 1 else f"{', '.join(names[:LISTED])} and {more} more"
+
+
 def _short(value: float) -> str:
     return f"{value:.1e}" if value else "0"
 
@@ -209,7 +243,8 @@ class _Trained:
         """`pulled`: sequences without advantage have a gradient too."""
         self.recipe = recipe
         experiment = batch.experiment.override({"recipe": recipe, "grpo.kl_coef": 0.0, "faults": ()})
-        self.trainer = LocalTrainer(batch.policy, experiment)
+        faults = Faults(batch.experiment.faults)  # a trainer that is broken on purpose stays so
+        self.trainer = LocalTrainer(batch.policy, faults.trainer(experiment))
         self.parameters = list(self.trainer.model.parameters())
         carrying, idle = batch.micro_batches()
         if pulled:

@@ -17,6 +17,7 @@ A correction is a weight, then filters, then the objective they act on:
 bound of a named one. Everything else is composed under the name "custom". Imports no torch.
 """
 
+import math
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -31,6 +32,13 @@ Level = Literal["none", "token", "sequence", "geometric"]
 Statistic = Literal["ratio", "k1", "k2", "k3", "mult-error", "probability", "binary-kl"]
 Over = Literal["token", "sum", "mean", "max"]
 CUSTOM = "custom"
+
+
+# What a statistic can be; a bound outside would never act.
+_RANGE = {
+    "ratio": (0.0, math.inf), "mult-error": (1.0, math.inf), "k2": (0.0, math.inf), "k3": (0.0, math.inf),
+    "binary-kl": (0.0, math.inf), "probability": (-1.0, 1.0),
+}  # fmt: skip
 
 
 class Filter(Settings):
@@ -60,8 +68,11 @@ class Filter(Settings):
             raise wrong("high", f"{name} has no bound and keeps everything; give low or high")
         if low is not None and high is not None and low > high:
             raise wrong("low", f"{low:g} is above high {high:g}; swap them")
-        if self.statistic in ("ratio", "mult-error") and low is not None and low < 0:
-            raise wrong("low", f"{low:g} bounds nothing, a ratio is never below 0; choose low >= 0 or drop it")
+        least_value, most_value = _RANGE.get(self.statistic, (-math.inf, math.inf))
+        if low is not None and low < least_value:
+            raise wrong("low", f"{low:g}: {self.statistic} is never below {least_value:g}; raise the bound or drop it")
+        if high is not None and high > most_value:
+            raise wrong("high", f"{high:g}: {self.statistic} is never above {most_value:g}; lower the bound or drop it")
         match = 1.0 if self.statistic in ("ratio", "mult-error") else 0.0
         least, most = -float("inf") if low is None else low, float("inf") if high is None else high
         if not least <= match <= most:
@@ -124,6 +135,9 @@ class Correction(Settings):
             return data
         name = data.get("name", CUSTOM if data.keys() - set(cls.shorthand) else "none").strip()
         if name == CUSTOM:
+            for key in cls.shorthand:
+                if key in data:
+                    raise wrong(key, f"belongs to a filter of a custom correction; give filters.0.{key}")
             return {**data, "name": name}
         known = _known(name)
         bounds = {key: data[key] for key in _BOUNDS if data.get(key) is not None}
@@ -155,7 +169,7 @@ class Correction(Settings):
             what = "needs the weights of the whole batch before its update, but here they follow the update"
             raise wrong("normalize", f"{what} (old_policy rollout, or a filter with when); drop one of the two")
         for key in ("clip_low", "clip_high", "calibrate_clip_every"):
-            if not getattr(self, key):
+            if getattr(self, key) is None or (key == "calibrate_clip_every" and not self.calibrate_clip_every):
                 continue
             if self.objective in ("ratio", "reinforce"):
                 raise wrong(key, f"{self.objective} clips nothing; drop it, or choose another objective")
@@ -173,6 +187,9 @@ class Correction(Settings):
         """A name promises what the field knows under it: only its bounds may differ."""
         if self.name == CUSTOM:
             return
+        num_filters = len(_known(self.name).composition.filters)
+        if len(self.filters) != num_filters:
+            raise wrong("filters", f"{self.name} has {num_filters}; set name to {CUSTOM} to compose your own")
         for bound, value in self.bounds.items():
             if value is None:
                 raise wrong(bound, f"{self.name} can't do without; give a number, or set name to {CUSTOM}")
@@ -232,7 +249,9 @@ def _known(name: str) -> "Known":
     from labkit.config.corrections import CORRECTIONS
 
     if name not in CORRECTIONS:
-        raise wrong("name", f"no correction {name!r}; {did_you_mean(name, [*CORRECTIONS, CUSTOM])}")
+        otherwise = f"`labkit corrections` lists the named ones, {CUSTOM} is for your own"
+        meant = did_you_mean(name, [*CORRECTIONS, CUSTOM], otherwise="")
+        raise wrong("name", f"no correction {name!r}; {meant if meant.startswith('did') else otherwise}")
     return CORRECTIONS[name]
 
 

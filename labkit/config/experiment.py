@@ -115,6 +115,13 @@ class Experiment(Settings):
             object.__setattr__(self, "task", self._own_task())
         _check_task(self.task, self.model)
         faults.check(self)
+        correction = self.recipe.correction
+        if self.grpo.staleness >= self.steps:
+            what = f"{self.grpo.staleness} of {self.steps} steps: the engine would never see an update"
+            raise wrong("grpo.staleness", f"{what}; choose less than steps")
+        if self.grpo.dual_clip is not None and correction.objective not in ("ppo", "gspo"):
+            what = f"bounds the clipped ratio of ppo and gspo, {correction.objective} has none"
+            raise wrong("grpo.dual_clip", f"{what}; drop it or change recipe.correction")
         if not self.name:
             object.__setattr__(self, "name", self._own_name())
         return self

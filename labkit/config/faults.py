@@ -11,11 +11,12 @@ would hide. Nothing else turns one on: no preset has any. Imports no torch.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from labkit.config.errors import did_you_mean, wrong
+from labkit.config.findings import FINDINGS
 
 if TYPE_CHECKING:
     from labkit.config.experiment import Experiment
@@ -63,6 +64,9 @@ def check(experiment: "Experiment") -> None:
                         f"labkit.gallery.run({name!r})")  # fmt: skip
         if name not in injected:
             raise wrong("faults", f"no fault {name!r}; {did_you_mean(name, injected)}")
+        for group, members in _SAME_PLACE.items():
+            if name in members and (other := next((n for n in names if n in members and n != name), "")):
+                raise wrong("faults", f"{name} and {other} both break {group}; run them one at a time")
         if names.count(name) > 1:
             raise wrong("faults", f"{name} is given twice; keep one of the two")
         for need in CASES[name].needs:
@@ -70,6 +74,16 @@ def check(experiment: "Experiment") -> None:
             if not need.fits(value):
                 raise wrong("faults", f"{name} can't show while {need.key} is {value}; {need.way_out}")
 
+
+# Of two that break the same place only one would show.
+_SAME_PLACE = {
+    "the log-probs": (
+        "wrong-temperature", "raw-logprobs", "logprobs-divided", "logprobs-shifted", "nan-logprobs", "logprobs-missing",
+    ),
+    "the Q/K/V scales": ("scales-dropped", "scales-stale-growth", "scales-from-dummy"),
+    "the FP8 weights": ("fp8-not-installed", "identity-scale", "weight-scales-stale", "zero-block"),
+    "the refit": ("layer-not-refitted", "one-version-behind"),
+}  # fmt: skip
 
 _KV = Need("recipe.rollout.kv_cache", bool, "turn it on, since its scales are what breaks")
 _SENT_SCALES = (
@@ -208,7 +222,7 @@ _CASES = [
     Case(
         "stale-uncorrected",
         "rollouts come from weights four updates old, and nothing corrects for it",
-        "AReaL: 42.0 to 23.3 at lag 4", ("heldout_accuracy", "ess_raw", "staleness"), "mismatch-trend",
+        "AReaL: 42.0 to 23.3 at lag 4", ("heldout_accuracy", "ess_raw", "staleness"), "accuracy-fell",
         "recipe.correction tis, or compare with the rollout policy (old_policy rollout)",
         "bf16", {"steps": 40, "grpo.staleness": 4, **_FAST, **_TIS}, {"recipe.correction": "none"},
     ),
@@ -303,7 +317,7 @@ _CASES = [
         "minibatches-uncorrected",
         "eight optimizer steps on one batch of rollouts, the last of them off-policy, with neither ratio nor clip",
         "what PPO's ratio and clip are for (Schulman et al. 2017)",
-        ("heldout_accuracy", "probs_ratio_max", "grad_norm"), "",
+        ("heldout_accuracy", "probs_ratio_max", "grad_norm"), "accuracy-fell",
         "recipe.correction.objective ppo, or grpo.minibatches 1",
         "bf16", {"steps": 20, "grpo.minibatches": 8, **_FAST},
         {"recipe.correction": {"name": "custom", "objective": "reinforce"}},
@@ -316,4 +330,4 @@ _CASES = [
     ),
 ]  # fmt: skip
 
-CASES: dict[str, Case] = {case.name: case for case in _CASES}
+CASES: dict[str, Case] = {case.name: replace(case, finding=FINDINGS[case.name]) for case in _CASES}

@@ -11,10 +11,12 @@
 Step 0 trains nothing: it is the held-out accuracy of the policy as loaded. Weights reach the engine `staleness` steps
 after they were made: at once with 0, so that the engine then always holds the trainer's latest; later ones are in
 flight. Those are kept, so a checkpoint needs no engine state: loading one refits.
+
+Between steps the Recipe may be switched: weights, optimizer, data order and random numbers go on, so what bends a
+curve is the switch.
 """
 
 import dataclasses
-import math
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -38,7 +40,8 @@ from labkit.rl.measure import Sampled, Stopwatch, engine_metrics, step_metrics, 
 from labkit.rl.objectives import Clip, calibrated
 from labkit.rl.ratio import log_ratio
 from labkit.rl.recalibration import initial_scales, next_scales
-from labkit.rollout import Delivery, LocalEngine, Request, verify
+from labkit.rl.refits import NOTHING_IN_FLIGHT, Refits, scales_from_dict, scales_to_dict
+from labkit.rollout import Delivery, LocalEngine, Request
 from labkit.rollout.local import left_pad
 from labkit.runs.record import StepRecord
 from labkit.training import LocalTrainer, Update
@@ -58,6 +61,10 @@ def _check_layers(recipe: Recipe, num_layers: int) -> None:
         )
 
 
+def _said(value: Any) -> str:
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+
+
 class Loop:
     """Raises ConfigError or ValueError, naming the way out, for an Experiment that can't be carried out."""
 
@@ -75,22 +82,30 @@ class Loop:
         request = Request(experiment.sampling, max_new_tokens, self.prompter.stop_ids, self.settings.group_size)
         self.request = self.faults.request(request)
         self.trainer = LocalTrainer(policy, self.faults.trainer(experiment), on_microstep)
-        engine = LocalEngine(policy.config, self.recipe, policy.tokenizer.pad_id, on_microstep)
-        self.engine = self.faults.engine(engine)
+        self.on_microstep, self.pad_id, self.model_config = on_microstep, policy.tokenizer.pad_id, policy.config
         one_each = Request(experiment.sampling, max_new_tokens, self.prompter.stop_ids)
         self.held_out = HeldOut(policy, self.prompter, one_each, experiment.eval_prompts, on_microstep)
 
         self.correct = correction_from(self.correction)
         self.clip = clip_of(self.settings, self.correction)
+        self.recipe_version = 0
+        self.notices: list[str] = []  # for the next record
         self.prompt_rng = random.Random(experiment.seed)
         self.sample_rng = torch.Generator().manual_seed(experiment.seed)
         self.step_index = 0
         self.version = 0
         self.elapsed = 0.0
         self.scales = initial_scales(self.recipe, policy.config.num_layers, self._calibrate_on_prompts)
-        self.in_flight: list[Delivery] = []
-        self.codes_changed = math.nan  # share of FP8 weight values that the last delivery changed
+        self.refits = Refits(self._new_engine(), self.recipe, self.faults, self.settings.staleness)
         self._send(Stopwatch())
+
+    @property
+    def engine(self) -> LocalEngine:
+        return self.refits.engine
+
+    def _new_engine(self) -> LocalEngine:
+        engine = LocalEngine(self.model_config, self.recipe, self.pad_id, self.on_microstep)
+        return self.faults.engine(engine)
 
     def steps(self) -> Iterator[StepRecord]:
         while self.step_index <= self.experiment.steps:
@@ -136,6 +151,7 @@ class Loop:
                 update, terms = self._update(mini_batch, rollouts, p_BR, advantages_B, weights, reference_BR)
                 updates.append(update)
                 losses += terms
+            clip = self.clip
             if shadow_BR is not None:
                 self.clip = self._calibrated_clip(rollouts, everything, p_BR, shadow_BR)
         self.version += 1
@@ -145,9 +161,9 @@ class Loop:
                 lambda: self.trainer.calibrate(rollouts, everything, self.version),
             )  # fmt: skip
         metrics = step_metrics(batch, weights, updates, losses)
-        metrics |= engine_metrics(self.engine, self.codes_changed, self.version - 1 - rollouts.weight_version)
+        metrics |= engine_metrics(self.engine, self.refits.codes_changed, self.version - 1 - rollouts.weight_version)
         if self.correction.calibrate_clip_every:
-            metrics |= {"clip_low": self.clip.low, "clip_high": self.clip.high}
+            metrics |= {"clip_low": clip.low, "clip_high": clip.high}
         self._send(watch)
 
         metrics["heldout_accuracy"] = self._held_out_accuracy(watch) if self._evaluation_due() else None
@@ -156,7 +172,7 @@ class Loop:
             watch, metrics,
             weight_version=rollouts.weight_version, scales=sampled_by.kv_scales,
             scale_version=rollouts.scale_version, tokens=step_tokens(rollouts, batch.mini_batches),
-            events=[f"update skipped: {update.skipped}" for update in updates if update.skipped],
+            events=[*self._noticed(), *(f"update skipped: {update.skipped}" for update in updates if update.skipped)],
             samples=step_samples(self.experiment.keep_rollouts, batch, weights),
         )  # fmt: skip
 
@@ -198,7 +214,7 @@ class Loop:
 
     def _clip_due(self) -> bool:
         every = self.correction.calibrate_clip_every
-        return every > 0 and self.step_index % every == 0
+        return every > 0 and (self.step_index - 1) % every == 0
 
     def _calibrated_clip(self, rollouts: Rollouts, everything: list[Tensor], p_BR: Tensor, shadow_BR: Tensor) -> Clip:
         """From how this step moved the ratio, in the trainer's precision and in BF16."""
@@ -213,38 +229,69 @@ class Loop:
         )
         return calibrated(clip_of(self.settings, self.correction), noisy, shadow)
 
-    # ---- weights and scales on their way to the engine
+    # ---- another Recipe
+
+    def switch(self, recipe: Recipe) -> dict[str, tuple[Any, Any]]:
+        """Go on under another Recipe from the next step on: what changes, by setting.
+
+        Raises ValueError, and changes nothing, if the Recipe can't be carried out.
+        """
+        before, scales = self.recipe, self.scales
+        changes = before.diff(recipe)
+        if not changes:
+            return changes
+        _check_layers(recipe, self.model_config.num_layers)
+        try:
+            self._adopt(recipe)
+            self.scales = self._scales_after(before, scales)
+            self.refits.switch(self._new_engine(), recipe, self.scales)
+        except BaseException:
+            self._adopt(before)
+            self.scales = scales
+            self.refits.switch(self._new_engine(), before, scales)
+            raise
+        self.recipe_version += 1
+        described = ", ".join(f"{key} {_said(old)} → {_said(new)}" for key, (old, new) in changes.items())
+        self.notices.append(f"recipe v{self.recipe_version}: {described}")
+        return changes
+
+    def _adopt(self, recipe: Recipe) -> None:
+        self.experiment = self.experiment.override({"recipe": recipe})
+        self.recipe, self.correction = recipe, recipe.correction
+        self.correct = correction_from(self.correction)
+        self.clip = clip_of(self.settings, self.correction)
+        self.trainer.switch(self.faults.trainer(self.experiment))
+
+    def _scales_after(self, before: Recipe, scales: KVScales | None) -> KVScales | None:
+        """Calibrated scales stay as they are; where there were none, the first prompts give them."""
+
+        def how(recipe: Recipe) -> tuple[Any, ...]:
+            made_by = {"unit": "unit", "engine": "engine"}.get(recipe.recalibration.policy, "trainer")
+            return recipe.rollout.kv_cache, recipe.scaling.kv_format, made_by
+
+        if how(before) == how(self.recipe):
+            return scales
+        return initial_scales(self.recipe, self.model_config.num_layers, self._calibrate_on_prompts)
+
+    def _noticed(self) -> list[str]:
+        notices, self.notices = self.notices, []
+        return notices
+
+    # ---- weights and scales
 
     def _send(self, watch: Stopwatch) -> None:
-        """The trainer's weights set out; those that are `staleness` steps older arrive."""
-        staleness = self.settings.staleness
-        weights = self.trainer.weights()
-        if staleness:  # the trainer goes on changing its own
-            weights = {name: tensor.clone() for name, tensor in weights.items()}
-        self.in_flight.append(Delivery(weights, self.scales, self.version))
-        self.in_flight = self.in_flight[-1 - staleness :]
-        if self.in_flight[0].version != self.engine.state().weight_version:
-            self._refit(self.in_flight[0], watch)
-            self.codes_changed = self.engine.codes_changed
-
-    def _refit(self, sent: Delivery, watch: Stopwatch) -> None:
-        with watch("refit"):
-            arriving = self.faults.delivery(sent)
-            self.engine.refit(arriving.weights, arriving.scales, arriving.version)
-        with watch("verify"):
-            if self.faults.verified:
-                verify(self.engine, self.recipe, sent)
+        self.refits.send(self.trainer.weights(), self.scales, self.version, watch)
 
     def _calibrate_on_prompts(self) -> KVScales:
-        """Before step 1: the prompts that step 1 will use, without disturbing the order of the data."""
+        """Where no batch was trained yet: the prompts of step 1, without disturbing the order of the data."""
         rng = random.Random(self.experiment.seed)
         prompts = [self.prompter.encode(self.prompter.task.sample(rng)) for _ in range(self.settings.prompts_per_step)]
-        tokens_BT, starts_B = left_pad(prompts, self.engine.pad_id)
+        tokens_BT, starts_B = left_pad(prompts, self.pad_id)
         B, P = tokens_BT.shape
         nothing_B = torch.zeros(B, dtype=torch.int64)
         only_prompts = Rollouts(tokens_BT, starts_B, nothing_B, torch.zeros(B, 0), nothing_B.bool(), P, 0, 0)
         rows = list(torch.arange(B).split(self.settings.micro_batch))
-        return self.trainer.calibrate(only_prompts, rows, version=0)
+        return self.trainer.calibrate(only_prompts, rows, self.version)
 
     # ---- held-out accuracy and records
 
@@ -264,8 +311,8 @@ class Loop:
         scale_version = state.kv_scales.version if state.kv_scales else state.weight_version
         return self._record(
             watch, metrics, weight_version=state.weight_version, scales=state.kv_scales,
-            scale_version=scale_version, tokens={}, events=[*self.held_out.shortage(), *self.faults.events()],
-            samples=[],
+            scale_version=scale_version, tokens={}, samples=[],
+            events=[*self._noticed(), *self.held_out.shortage(), *self.faults.events()],
         )  # fmt: skip
 
     def _record(
@@ -274,6 +321,7 @@ class Loop:
     ) -> StepRecord:  # fmt: skip
         return StepRecord(
             step=self.step_index, weight_version=weight_version, time=time.time(), elapsed=self.elapsed,
+            recipe_version=self.recipe_version,
             metrics=metrics, timings=watch.seconds, tokens=tokens,
             active={**self.engine.active(), **self.trainer.active(), **self.faults.active()},
             engine={"weight_version": weight_version, "scale_version": scale_version},
@@ -288,37 +336,30 @@ class Loop:
             "trainer": self.trainer.state_dict(),
             "prompt_rng": self.prompt_rng.getstate(),
             "sample_rng": self.sample_rng.get_state(),
-            "scales": self.scales and dataclasses.asdict(self.scales),
+            "scales": scales_to_dict(self.scales),
             "step_index": self.step_index,
             "version": self.version,
             "elapsed": self.elapsed,
+            "recipe": self.recipe.model_dump(mode="json"),
+            "recipe_version": self.recipe_version,
             "clip": dataclasses.astuple(self.clip),
-            "codes_changed": self.codes_changed,
-            "in_flight": [_to_dict(delivery) for delivery in self.in_flight if self.settings.staleness],
+            "refits": self.refits.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where the state was taken, under the Recipe of then. States without the later keys load too."""
+        recipe = Recipe(**state["recipe"]) if "recipe" in state else self.recipe
+        if recipe != self.recipe:
+            self._adopt(recipe)
+            self.refits.engine, self.refits.recipe = self._new_engine(), recipe
+        self.recipe_version = state.get("recipe_version", 0)
         self.trainer.load_state_dict(state["trainer"])
         kind, words, gauss = state["prompt_rng"]
         self.prompt_rng.setstate((kind, tuple(words), gauss))
         self.sample_rng.set_state(state["sample_rng"])
-        self.scales = _scales(state["scales"])
+        self.scales = scales_from_dict(state["scales"])
         self.step_index, self.version, self.elapsed = state["step_index"], state["version"], state["elapsed"]
-        self.clip, self.codes_changed = Clip(*state["clip"]), state["codes_changed"]
-        self.in_flight = [_from_dict(delivery) for delivery in state["in_flight"]]
-        if not self.in_flight:
-            self.in_flight = [Delivery(self.trainer.weights(), self.scales, self.version)]
-        self._refit(self.in_flight[0], Stopwatch())
-
-
-def _to_dict(delivery: Delivery) -> dict[str, Any]:
-    scales = delivery.scales and dataclasses.asdict(delivery.scales)
-    return {"weights": dict(delivery.weights), "scales": scales, "version": delivery.version}
-
-
-def _from_dict(state: dict[str, Any]) -> Delivery:
-    return Delivery(state["weights"], _scales(state["scales"]), state["version"])
-
-
-def _scales(state: dict[str, Any] | None) -> KVScales | None:
-    return None if state is None else KVScales(**state)
+        if "clip" in state:
+            self.clip = Clip(*state["clip"])
+        latest = Delivery(self.trainer.weights(), self.scales, self.version)
+        self.refits.load_state_dict(state.get("refits", NOTHING_IN_FLIGHT), latest)

@@ -90,6 +90,7 @@ class LossTerms:
             "loss": total("loss") / num_updates,
             "policy_loss": total("policy_loss") / num_updates,
             "kl": total("kl") / num_updates,
+            "kept_in_update": total("kept") / tokens if tokens else math.nan,
             "clip_share": share("clipped"),
             "clip_share_positive": share("clipped_good"),
             "clip_share_negative": share("clipped_bad"),

@@ -1,6 +1,5 @@
 """What a step reports: metrics, tokens of each kind, seconds per phase, sampled rollouts."""
 
-import math
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -80,11 +79,10 @@ def step_metrics(
     }
 
 
-def engine_metrics(engine: LocalEngine, codes_changed: float, staleness: int) -> dict[str, float | None]:
+def engine_metrics(engine: LocalEngine, codes_changed: float | None, staleness: int) -> dict[str, float | None]:
     """What the engine noticed while it generated, and when it took the weights that it generated with."""
     saturation = {f"kv_saturation_{tensor}": share for tensor, share in engine.saturation.items()}
-    changed = None if math.isnan(codes_changed) else codes_changed  # the first weights, or no FP8 linears
-    return {**saturation, "codes_changed": changed, "staleness": float(staleness)}
+    return {**saturation, "codes_changed": codes_changed, "staleness": float(staleness)}
 
 
 def step_tokens(rollouts: Rollouts, mini_batches: Sequence[MiniBatch]) -> dict[str, int]:

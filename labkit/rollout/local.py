@@ -147,6 +147,11 @@ class LocalEngine:
         self.kv_precision = replace(self.kv_precision, scales=scales)
         self._calibrate_on_next_prompt = False
 
+    def keep_scales(self, measured: KVScales) -> None:
+        """Go on with scales that this engine's policy measured before, for the same weights."""
+        self.kv_precision = replace(self.kv_precision, scales=measured)
+        self._calibrate_on_next_prompt = False
+
     # ---- weights and scales
 
     @torch.no_grad()

@@ -8,7 +8,6 @@ run code.
 """
 
 import os
-import re
 import shutil
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
@@ -75,9 +74,8 @@ def save(directory: RunDirectory, experiment: Experiment, step: int, loop_state:
 
 
 def latest(directory: RunDirectory) -> Path | None:
-    paths = (directory.path / "checkpoints").glob("step-*")
-    steps = [int(path.name.removeprefix("step-")) for path in paths if re.fullmatch(r"step-\d{5,}", path.name)]
-    return directory.path / "checkpoints" / _name(max(steps)) if steps else None
+    steps = directory.checkpoints()
+    return directory.path / "checkpoints" / _name(steps[-1]) if steps else None
 
 
 def load(path: Path, experiment: Experiment) -> tuple[int, dict[str, Any]]:

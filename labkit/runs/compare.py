@@ -62,6 +62,8 @@ class Summary:
     tmpe_last: float
     gen_kl: float
     ess: float
+    ess_raw: float
+    kept: float
     throughput: Throughput
     step_seconds: float
     recalibrate_share: float
@@ -138,6 +140,8 @@ def summarize(run: Recorded) -> Summary:
         tmpe_last=tmpe[-1] if tmpe else math.nan,
         gen_kl=_mean(_measured(records, "gen_kl_error")),
         ess=_mean(_measured(records, "ess")),
+        ess_raw=_mean(_measured(records, "ess_raw")),
+        kept=_mean(_measured(records, "kept_share")),
         throughput=throughput(records),
         step_seconds=_ratio(seconds, len(timed)),
         recalibrate_share=_ratio(_seconds(timed, "recalibrate"), seconds),
@@ -240,7 +244,9 @@ _RESULTS = [
     ("TMPE, median", lambda s: tmpe_text(s.tmpe_median)),
     ("TMPE, last", lambda s: tmpe_text(s.tmpe_last)),
     ("generation KL, mean", lambda s: _number(s.gen_kl, ".2e")),
-    ("ESS, mean", lambda s: _number(s.ess, ".4f")),
+    ("ESS before correction, mean", lambda s: _number(s.ess_raw, ".4f")),
+    ("ESS of the weights, mean", lambda s: _number(s.ess, ".4f")),
+    ("tokens kept, mean", lambda s: _number(s.kept, ".1%")),
     ("rollout tok/s", lambda s: _number(s.throughput.rollout, ",.0f")),
     ("train tok/s", lambda s: _number(s.throughput.train, ",.0f")),
     ("train tok/s, padded", lambda s: _number(s.throughput.train_padded, ",.0f")),

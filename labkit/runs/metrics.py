@@ -41,7 +41,7 @@ _POLICY = {
     "entropy": Metric("mean entropy of the trainer's distribution", "nats", "neither", "verl"),
     "lr": Metric("learning rate of the last update", "1", "neither", "labkit"),
     "grad_norm": Metric("mean gradient norm of the updates made, before clipping", "1", "neither", "verl"),
-    "staleness": Metric("optimizer steps by which the engine's weights are behind", "steps", "zero", "AReaL"),
+    "staleness": Metric("train steps by which the engine's weights are behind", "steps", "zero", "AReaL"),
     "codes_changed": Metric("FP8 weight codes that the last refit changed", "share", "neither", "QuRL"),
     "kv_saturation_k": Metric("cached keys clipped by their scale", "share", "zero", "labkit", (0.0, 1e-3)),
     "kv_saturation_v": Metric("cached values clipped by their scale", "share", "zero", "labkit", (0.0, 1e-3)),
@@ -131,7 +131,7 @@ _WEIGHTS = {
         "share", "higher", "verl", (0.3, 1.0),
     ),
     "ess_raw": Metric("effective sample size of the raw weights", "share", "higher", "verl"),
-    "kept_share": Metric("sampled tokens that still count", "share", "higher", "labkit"),
+    "kept_share": Metric("sampled tokens that the correction keeps, before the update", "share", "higher", "labkit"),
     "is_oob_ratio": Metric(
         "tokens, or (where responses are judged) responses, truncated or rejected", "share", "lower", "NeMo RL"
     ),
@@ -160,6 +160,9 @@ _WEIGHTS = {
 }  # fmt: skip
 
 _LOSS = {
+    "kept_in_update": Metric(
+        "tokens of the update that the correction keeps, by the verdict in force", "share", "higher", "labkit"
+    ),
     "loss": Metric(
         "policy_loss + kl_coef kl + anchor; about 0 on the first update, which is right", "1", "neither", "GRPO"
     ),
@@ -197,8 +200,13 @@ TOKENS: dict[str, Metric] = {
 # Names with a filter's key (mean_ratio) in them, as (before the key, after the key).
 _FAMILIES: dict[tuple[str, str], Metric] = {
     ("rejected_", ""): Metric("tokens that the filter {} rejects", "share", "lower", "verl"),
-    ("judged_", "_q05"): Metric("5% quantile of what the filter {} looks at", "its own", "neither", "labkit"),
-    ("judged_", "_q95"): Metric("95% quantile of what the filter {} looks at", "its own", "neither", "labkit"),
+    ("judged_", "_q05"): Metric(
+        "5% quantile of {}, which a filter judges",
+        "its own",
+        "neither",
+        "labkit",
+    ),
+    ("judged_", "_q95"): Metric("95% quantile of {}, which a filter judges", "its own", "neither", "labkit"),
 }
 
 

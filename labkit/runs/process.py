@@ -22,14 +22,15 @@ from pathlib import Path
 from typing import Any
 
 from labkit import environment
-from labkit.config import Experiment
+from labkit.config import Experiment, Recipe
 from labkit.config.experiment import MODEL_TASKS
 from labkit.config.locations import model_folder
 from labkit.runs import lock
 from labkit.runs.alarms import Alarm, alarms
+from labkit.runs.fork import fork, origin
 from labkit.runs.record import StepRecord
 from labkit.runs.state import RunState, StateName
-from labkit.runs.store import RunDirectory, RunError, Tail, list_directories
+from labkit.runs.store import RunDirectory, RunError, Switch, Tail, list_directories
 from labkit.tasks import load_task
 
 HEARTBEAT_LIMIT = 10.0
@@ -130,8 +131,33 @@ class Run:
         return self._tail.read()
 
     def alarms(self) -> list[Alarm]:
-        """What in the completed steps says that something is broken, why, and what to do about it."""
-        return alarms(self.records(), self.experiment)
+        """What in the steps under the Recipe in force says that something is broken, why, and what to do about it."""
+        switches = self.switches()
+        since = switches[-1].step if switches else 0
+        return alarms(self.records(since), self.experiment.override({"recipe": self.recipe}))
+
+    def events(self) -> list[dict[str, Any]]:
+        """What the worker did besides steps: started, paused, checkpoint, switched, refused, ..."""
+        return self.directory.events()
+
+    def switches(self) -> list[Switch]:
+        return self.directory.switches()
+
+    @property
+    def recipe(self) -> Recipe:
+        """The Recipe in force: the Experiment's, or what the run was last switched to."""
+        switches = self.switches()
+        return switches[-1].recipe if switches else self.experiment.recipe
+
+    def checkpoints(self) -> list[int]:
+        """The steps that the run can be forked from."""
+        return self.directory.checkpoints()
+
+    @property
+    def parent(self) -> tuple[str, int] | None:
+        """(id, step) of the run that this one was forked from."""
+        found = origin(self.directory)
+        return (found.run, found.step) if found else None
 
     def samples(self, step: int | None = None) -> list[dict[str, Any]]:
         """The rollouts that were kept of a step; None: of the latest step that kept any."""
@@ -151,10 +177,39 @@ class Run:
 
     def stop(self) -> None:
         """End at the next micro-step with a checkpoint of the last completed step. A second stop kills."""
-        if self.alive and "stop" in self.directory.commands()[0]:
+        if self.alive and any(command["command"] == "stop" for command in self.directory.commands()[0]):
             self.kill()
         else:
             self._command("stop")
+
+    def switch(self, recipe: Recipe) -> None:
+        """Go on under another Recipe from the next step on, everything else as it is.
+
+        Returns at once; the worker's answer is an event: switched, or refused with the reason.
+        """
+        self._command("switch", recipe=recipe.model_dump(mode="json"))
+
+    def checkpoint(self) -> None:
+        """Write a checkpoint when the step at hand is complete."""
+        self._command("checkpoint")
+
+    def fork(
+        self,
+        recipe: Recipe,
+        step: int | None = None,
+        *,
+        steps: int | None = None,
+        name: str | None = None,
+        root: str | Path | None = None,
+    ) -> "Run":
+        """A new run that goes on from a checkpoint (the latest, or that of `step`) under another Recipe.
+
+        Data order and random numbers are this run's, and so are the records up to there. Returns at once.
+        """
+        forked = Run(fork(self.directory, recipe, step, steps, name, Path(root) if root else self.path.parent))
+        with forked._lock() as held:
+            forked._launch(held)
+        return forked
 
     def kill(self) -> None:
         """End the worker and everything it started at once. Only the last checkpoint remains."""
@@ -230,11 +285,11 @@ class Run:
         finally:
             os.close(held)
 
-    def _command(self, command: str) -> None:
+    def _command(self, command: str, **detail: Any) -> None:
         status = self.status
         if not status.active:
             raise RunError(f"cannot {command} {self.id}: it is {status}")
-        self.directory.append_command(command)
+        self.directory.append_command(command, **detail)
 
     def _launch(self, held: int) -> None:
         """Start the worker, which inherits the lock."""

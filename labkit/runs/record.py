@@ -23,6 +23,7 @@ from typing import Any, Literal, TypedDict
 from labkit.runs.jsonl import dump_json, load_object
 
 SCHEMA = 1
+_OPTIONAL = ("samples", "recipe_version", "kv_scales", "events")  # a line may lack them
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -48,6 +49,7 @@ class StepRecord:
     tokens: dict[str, int]
     active: dict[str, Active]
     engine: dict[str, int]
+    recipe_version: int = 0  # how often the Recipe was switched before this step
     kv_scales: dict[str, list[float]] | None = None
     events: Sequence[str] = ()
     samples: Sequence[dict[str, Any]] = field(default=(), compare=False, repr=False)
@@ -71,7 +73,7 @@ class StepRecord:
                 f"record schema {schema} was written by a newer labkit (this one reads up to {SCHEMA}): "
                 "update labkit to open this run"
             )
-        names = [f.name for f in fields(cls) if f.name not in ("samples", "kv_scales", "events")]
+        names = [f.name for f in fields(cls) if f.name not in _OPTIONAL]
         missing = [name for name in ["schema", *names] if name not in content]
         if missing:
             raise ValueError(f"no step record: {', '.join(missing)} missing")
@@ -82,6 +84,7 @@ class StepRecord:
         return cls(
             **{name: content[name] for name in names if name != "metrics"},
             metrics=metrics,
+            recipe_version=content.get("recipe_version", 0),
             kv_scales=content.get("kv_scales"),
             events=tuple(content.get("events", ())),
         )

@@ -10,6 +10,7 @@
                 lock               held by the worker for as long as it lives (lock.py)
                 worker.log         the worker's stdout and stderr
                 checkpoints/step-00010/
+                origin/                where a fork comes from (fork.py)
 
 The default root is ./runs, or the folder named by LABKIT_RUNS. Any number of clients may read while one
 worker writes: files are only appended to by whole lines, or replaced in one piece. A line without its
@@ -28,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from labkit.config import Experiment
+from labkit.config import Experiment, Recipe
 from labkit.runs import state as run_state
 from labkit.runs.jsonl import append_line, complete_lines, dump_json, load_object, replace_lines
 from labkit.runs.record import NewerSchemaError, StepRecord
@@ -41,6 +42,17 @@ class RunError(ValueError):
 
 def runs_root(root: str | Path | None = None) -> Path:
     return Path(root or os.environ.get("LABKIT_RUNS") or "runs")
+
+
+@dataclass(frozen=True)
+class Switch:
+    """Another Recipe, in force from `step` on."""
+
+    step: int
+    version: int
+    changes: dict[str, tuple[Any, Any]]  # setting -> (before, after)
+    recipe: Recipe
+    time: float
 
 
 @dataclass(frozen=True)
@@ -125,8 +137,8 @@ class RunDirectory:
     def append_event(self, event: str, **detail: Any) -> None:
         append_line(self.path / "events.jsonl", dump_json({"time": time.time(), "event": event, **detail}))
 
-    def append_command(self, command: str) -> None:
-        append_line(self.path / "commands.jsonl", dump_json({"time": time.time(), "command": command}))
+    def append_command(self, command: str, **detail: Any) -> None:
+        append_line(self.path / "commands.jsonl", dump_json({"time": time.time(), "command": command, **detail}))
 
     def clear_commands(self) -> None:
         (self.path / "commands.jsonl").unlink(missing_ok=True)
@@ -162,7 +174,7 @@ class RunDirectory:
     def events(self) -> list[dict[str, Any]]:
         return [load_object(line) for _, line in complete_lines(self.path / "events.jsonl")]
 
-    def commands(self, offset: int = 0) -> tuple[list[str], int]:
+    def commands(self, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
         """The commands written since byte `offset`, and the offset to go on from."""
         path = self.path / "commands.jsonl"
         if not path.exists() or path.stat().st_size <= offset:
@@ -171,8 +183,21 @@ class RunDirectory:
         for end, line in complete_lines(path, offset):
             offset = end
             with contextlib.suppress(ValueError):  # a line no client of ours wrote must not stop a run
-                commands.append(str(load_object(line).get("command")))
+                commands.append(load_object(line))
         return commands, offset
+
+    def checkpoints(self) -> list[int]:
+        """The steps of which there is a checkpoint."""
+        names = [path.name for path in (self.path / "checkpoints").glob("step-*")]
+        return sorted(int(name.removeprefix("step-")) for name in names if re.fullmatch(r"step-\d{5,}", name))
+
+    def switches(self) -> "list[Switch]":
+        """The Recipes that the run was switched to, in order."""
+        return [
+            Switch(event["step"], event["version"], event["changes"], Recipe(**event["recipe"]), event["time"])
+            for event in self.events()
+            if event["event"] == "switched"
+        ]
 
     def log(self, lines: int | None = None) -> str:
         """The worker's output: all of it, or its last `lines` lines."""

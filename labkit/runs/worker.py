@@ -6,6 +6,7 @@ node back) is a stop.
 
     pause    wait at the next micro-step        resume   go on
     stop     drop the unfinished step (or complete it, once its update began), write a checkpoint, end
+    switch   go on under another Recipe from the next step on     checkpoint   write one after this step
 
 Whatever ends the run is written to state.json: done, stopped, or failed with the reason (the traceback is
 in worker.log). A full disk is such a reason: what was recorded before it stays readable. A directory
@@ -24,8 +25,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit.config import Experiment
+from labkit.config import Experiment, Recipe
 from labkit.runs import lock
+from labkit.runs.fork import origin
 from labkit.runs.state import RunState, StateName
 from labkit.runs.store import RunDirectory
 
@@ -48,6 +50,7 @@ class Commands:
         self._offset = 0
         self._paused = False
         self.terminated = False
+        self.at_boundary: list[dict[str, Any]] = []  # what can only be done between two steps
         self.stopping = False
         self.may_stop: Callable[[], bool] = lambda: True
 
@@ -64,8 +67,11 @@ class Commands:
         if self.terminated:
             self._stop("SIGTERM")
         commands, self._offset = self._directory.commands(self._offset)
-        for command in commands:
-            if command == "stop":
+        for entry in commands:
+            command = str(entry.get("command"))
+            if command in ("switch", "checkpoint") and not self.stopping:
+                self.at_boundary.append(entry)
+            elif command == "stop":
                 self._stop("stop")
             elif command == "pause" and not self._paused and not self.stopping:
                 self._pause(True, "paused")
@@ -124,9 +130,9 @@ class Worker:
             self._checkpoint()
             self._end(outcome)
         except Exception as error:
-            self._end("failed", reason(error))
             with contextlib.suppress(OSError):  # the disk that the log is on may be full
                 traceback.print_exc()
+            self._end("failed", reason(error))
             raise SystemExit(1) from None
 
     def _run(self, experiment: Experiment) -> None:
@@ -142,18 +148,59 @@ class Worker:
             self._pass(Boundary(loop, record.step))
             if record.step and record.step % every == 0:
                 self._checkpoint()
+            self._between_steps(loop, record.step)
+
+    def _between_steps(self, loop: "Loop", step: int) -> None:
+        self.commands.poll()
+        asked, self.commands.at_boundary = self.commands.at_boundary, []
+        for entry in asked:
+            if entry["command"] == "checkpoint":
+                self._checkpoint()
+            else:
+                self._switch(loop, step, entry.get("recipe"))
+
+    def _switch(self, loop: "Loop", step: int, recipe: Any) -> None:
+        """Accepted or refused, never forgotten: the answer is an event."""
+        try:
+            if step >= self._experiment.steps:
+                raise ValueError("the run has no step left")
+            changes = loop.switch(Recipe(**recipe))
+        except StopRequested:
+            self.directory.append_event("refused", command="switch", reason="the run was stopped before it could act")
+            raise
+        except (ValueError, TypeError) as error:
+            self.directory.append_event("refused", command="switch", reason=reason(error))
+        else:
+            self._switched(loop, step, changes)
+
+    def _switched(self, loop: "Loop", step: int, changes: dict[str, tuple[Any, Any]]) -> None:
+        said = {key: [_plain(old), _plain(new)] for key, (old, new) in changes.items()}
+        recipe = loop.recipe.model_dump(mode="json")
+        self.directory.append_event("switched", step=step + 1, version=loop.recipe_version, changes=said, recipe=recipe)
+        self._pass(Boundary(loop, step))
+        self._saved = min(self._saved, step - 1)  # a checkpoint of this step holds the Recipe before
 
     def _resume(self, loop: "Loop") -> None:
         """Bring the loop to where the last checkpoint, if any, left it, and cut the records to match."""
         from labkit.runs import checkpoint
 
         latest = checkpoint.latest(self.directory)
+        parent = None if latest else origin(self.directory)
+        step = -1
         if latest:
             self._saved, loop_state = checkpoint.load(latest, self._experiment)
+            step = self._saved
             loop.load_state_dict(loop_state)
-        self.directory.cut_records(self._saved)
-        self.directory.append_event("resumed" if latest else "started", step=self._saved + 1)
-        self._pass(Boundary(loop, self._saved))
+        elif parent:
+            step, loop_state = checkpoint.load(parent.checkpoint, parent.experiment)
+            loop.load_state_dict(loop_state)
+        self.directory.cut_records(step)
+        if parent:
+            self.directory.append_event("forked", parent=parent.run, step=step)
+            self._switched(loop, step, loop.switch(self._experiment.recipe))
+        else:
+            self.directory.append_event("resumed" if latest else "started", step=step + 1)
+        self._pass(Boundary(loop, step))
 
     def _pass(self, boundary: Boundary) -> None:
         self._boundary = boundary
@@ -174,6 +221,11 @@ class Worker:
         self._state(name, why)
         with contextlib.suppress(OSError):  # on a full disk the state is what must get through
             self.directory.append_event(name, **({"reason": why} if why else {}))
+
+
+def _plain(value: Any) -> Any:
+    """A setting as JSON has it; filters in their short form."""
+    return [each.short_str() for each in value] if isinstance(value, tuple) else value
 
 
 def reason(error: Exception) -> str:

@@ -38,13 +38,23 @@ class LocalTrainer:
         self.reference = self._build(policy).requires_grad_(False) if experiment.grpo.kl_coef > 0 else None
 
     def _build(self, policy: Policy) -> Decoder:
-        recipe = self.experiment.recipe
         model = Decoder(policy.config)
         model.load_weights(policy.weights)
+        self._set_precision(model)
+        return model
+
+    def _set_precision(self, model: Decoder) -> None:
+        recipe = self.experiment.recipe
         train_format = LinearFormat.from_recipe(recipe, side="train")
         for layer, _, linear in model.linears():
             linear.precision = train_format if recipe.covers(layer, self.num_layers) else LinearFormat.off()
-        return model
+
+    def switch(self, experiment: Experiment) -> None:
+        """Go on in the precision of another Recipe. Weights, optimizer and schedule stay."""
+        self.experiment = experiment
+        for model in (self.model, self.reference):
+            if model is not None:
+                self._set_precision(model)
 
     # ---- log-probabilities
 

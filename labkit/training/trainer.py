@@ -6,13 +6,16 @@ one and the same FP8 forward, and calibrates the Q/K/V scales of the engine's FP
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
 from labkit.fp8 import KVScales
 from labkit.models.rollouts import Rollouts
 from labkit.runs.record import Active
+
+if TYPE_CHECKING:
+    from labkit.config import Experiment
 
 Rows = Tensor
 """Indices of one micro-batch's sequences in the rollout batch, int64."""
@@ -45,6 +48,9 @@ class Trainer(Protocol):
 
     def calibrate(self, rollouts: Rollouts, micro_batches: Sequence[Rows], version: int) -> KVScales:
         """Scales from what q, k and v are on these sequences with the weights as they are now."""
+
+    def switch(self, experiment: "Experiment") -> None:
+        """Go on in the precision of another Recipe. Weights, optimizer and schedule stay."""
 
     def weights(self) -> dict[str, Tensor]:
         """The BF16 copy under Hugging Face names: what the engine is refitted from."""

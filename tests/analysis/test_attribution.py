@@ -127,14 +127,16 @@ def test_older_weights_are_a_component(batch_of: BatchOf) -> None:
 
 def test_older_weights_that_are_not_in_the_batch_are_said_to_be_missing(batch_of: BatchOf) -> None:
     batch = dataclasses.replace(stale(batch_of("bf16")), sampled_with=None)
-    assert attribute(batch).notes == ["staleness: not in this batch, which holds no weights but the trainer's"]
+    notes = attribute(batch).notes
+    assert "staleness: not in this batch, which holds no weights but the trainer's" in notes
+    assert notes[-1].startswith("the components do not make up what was recorded")
 
 
 def test_what_teacher_forcing_cannot_show_is_noted(batch_of: BatchOf) -> None:
     found = attribute(batch_of("fp8-e2e-tensor"))
     assert found.recorded.gen_kl > 0
     assert found.together.gen_kl == 0.0
-    assert "scales per tensor" in found.notes[0]
+    assert any(note.startswith("scales per tensor") for note in found.notes)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

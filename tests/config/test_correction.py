@@ -70,7 +70,7 @@ def test_without_a_name_it_is_composed():
         # names
         (named("ice-pop"), "name: no correction 'ice-pop'; did you mean icepop or slime/icepop?"),
         (named("verl/decoupled_token_tis"), "name: no correction 'verl/decoupled_token_tis'; did you mean verl/"),
-        (named("zzz"), "name: no correction 'zzz'; choose one of none, tis, icepop"),
+        (named("zzz"), "name: no correction 'zzz'; `labkit corrections` lists"),
         (named(3), "name: must be a valid string"),
         # bounds of a name
         (named("icepop", cap=2.0), "cap: belongs to tis, sequence-tis, veto, on-policy, calibrated-clip; icepop"),

@@ -82,15 +82,16 @@ def test_a_fault_that_cannot_show_is_refused(recipe: str, changes: dict, message
 
 
 def test_several_faults_act_one_after_the_other_and_are_all_in_the_record() -> None:
-    experiment = preset("bf16", **SMALL, steps=1, faults=("nan-logprobs", "logprobs-shifted"))
-    start, record = Loop(experiment).steps()
-    assert start.events == [
-        f"fault on purpose: {name}, {FAULTS[name].detail}" for name in ("nan-logprobs", "logprobs-shifted")
-    ]
+    names = ("nan-logprobs", "layer-not-refitted")
+    experiment = preset("bf16", **SMALL, steps=2, faults=names)
+    start, _, record = Loop(experiment).steps()
+    assert start.events == [f"fault on purpose: {name}, {FAULTS[name].detail}" for name in names]
     for name in experiment.faults:
         assert record.active[f"fault.{name}"] == {"state": "fault", "detail": FAULTS[name].detail}
     assert record.metrics["nan_count"] > 0
-    assert record.metrics["token_mult_prob_error"] > 1.1
+    assert record.metrics["tokens_differing"] > 0
+    with pytest.raises(ConfigError, match="both break the log-probs; run them one at a time"):
+        preset("bf16", faults=("nan-logprobs", "logprobs-shifted"))
 
 
 # ---- what is sampled and what is said about it

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from labkit.config import ConfigError, Experiment, preset
+from labkit.config import ConfigError, Experiment, Recipe, preset
 from labkit.rl.loop import Loop
 from labkit.runs.record import StepRecord
 
@@ -126,9 +126,72 @@ def test_calibrated_clipping_moves_the_bounds_when_due() -> None:
         "grpo.minibatches": 4, "grpo.lr": 3e-3, "grpo.warmup_steps": 0,
     }  # fmt: skip
     bounds = [(r.metrics["clip_low"], r.metrics["clip_high"]) for r in run("fp8-e2e", steps=3, **changes)[1:]]
-    assert bounds[0] == (0.2, 0.28)
+    assert bounds[0] == (0.2, 0.28), "those in force in step 1, after which they are calibrated"
     assert bounds[1] != bounds[0]
-    assert bounds[2] == bounds[1], "step 3 is not due"
+    assert bounds[2] == bounds[1], "step 2 is not due"
+
+
+def after_switch(recipe: str, to: Recipe, steps: int = 4, at: int = 2, **changes) -> list[StepRecord]:
+    loop = Loop(experiment(recipe, steps, **changes))
+    records = []
+    for record in loop.steps():
+        records.append(record)
+        if record.step == at:
+            loop.switch(to)
+    return records
+
+
+def test_a_switched_recipe_rules_from_the_next_step_on_and_is_in_the_record() -> None:
+    to = preset("fp8-rollout-kv").recipe
+    records = after_switch("bf16", to)
+    assert [record.recipe_version for record in records] == [0, 0, 0, 1, 1]
+    assert [record.metrics.get("tokens_differing", 0.0) > 0 for record in records] == [False, False, False, True, True]
+    assert records[3].active["rollout.kv_cache"]["state"] == "emulated"
+    assert records[2].active["rollout.kv_cache"]["state"] == "bf16"
+    assert records[3].events[0].startswith("recipe v1: rollout.linears off → on, rollout.kv_cache off → on")
+    control = run("bf16", steps=4)
+    assert records[2].metrics == control[2].metrics
+    assert records[3].metrics["lr"] == control[3].metrics["lr"], "the schedule goes on"
+
+
+def test_switching_there_and_back_leaves_no_trace() -> None:
+    loop, control = (Loop(experiment("fp8-e2e-kv", steps=2)) for _ in range(2))
+    first = next(loop.steps())
+    assert next(control.steps()).metrics == first.metrics
+    own = loop.recipe
+    assert loop.switch(preset("bf16").recipe)
+    assert loop.switch(own)
+    assert loop.switch(own) == {}, "nothing to do"
+    assert without_notices(list(loop.steps())) == without_notices(list(control.steps()))
+
+
+def without_notices(records: list[StepRecord]) -> list[dict]:
+    left_out = {*TIMES, "events", "recipe_version"}
+    return [{key: value for key, value in vars(record).items() if key not in left_out} for record in records]
+
+
+def test_a_recipe_that_cannot_be_carried_out_is_refused_and_changes_nothing() -> None:
+    loop = Loop(experiment("fp8-e2e-kv", steps=1))
+    before, sampled = loop.recipe, loop.engine
+    with pytest.raises(ConfigError, match="leave none of the model's 4 layers"):
+        loop.switch(preset("fp8-e2e").recipe.override({"keep_bf16.first_layers": 4}))
+    assert (loop.recipe, loop.engine) == (before, sampled)
+    assert list(loop.steps())[1].events == []
+
+
+def test_a_loop_resumed_after_a_switch_goes_on_under_the_switched_recipe() -> None:
+    exp, to = experiment("bf16", steps=4), preset("fp8-e2e-kv").recipe
+    whole = after_switch("bf16", to, at=1)
+    first = Loop(exp)
+    for record in first.steps():
+        if record.step == 1:
+            first.switch(to)
+        if record.step == 2:
+            break
+    second = Loop(exp)
+    second.load_state_dict(first.state_dict())
+    assert second.recipe == to
+    assert [without_times(r) for r in second.steps()] == [without_times(r) for r in whole[3:]]
 
 
 @pytest.mark.parametrize(
@@ -136,9 +199,10 @@ def test_calibrated_clipping_moves_the_bounds_when_due() -> None:
     [
         {"grpo.minibatches": 2},
         {"grpo.staleness": 2},
+        {"grpo.staleness": 2, "recipe.recalibration.policy": "engine"},
         {"recipe.correction": {"name": "custom", "calibrate_clip_every": 1}},
     ],
-    ids=["minibatches", "staleness", "calibrated-clip"],
+    ids=["minibatches", "staleness", "staleness-engine-scales", "calibrated-clip"],
 )
 def test_resuming_a_loop_reproduces_it_bit_for_bit(changes: dict) -> None:
     exp = experiment("fp8-e2e-kv", steps=4, **changes)

@@ -335,10 +335,22 @@ def test_rollouts_that_get_better_while_the_policy_does_not() -> None:
         trained = [step(n, accuracy=0.5 + 0.02 * n) for n in range(1, 20)]
         return [start, *trained, step(20, accuracy=0.9, heldout_accuracy=last)]
 
-    assert only(alarms(records(0.3), EXPERIMENT), "sampler-fitted").severity == "critical"
+    fallen = alarms(records(0.3), EXPERIMENT)
+    assert [(alarm.name, alarm.severity) for alarm in fallen] == [
+        ("sampler-fitted", "critical"), ("accuracy-fell", "critical"),
+    ]  # fmt: skip
     alarm = only(alarms(records(0.55), EXPERIMENT), "sampler-fitted")
     assert (alarm.severity, alarm.step) == ("warning", 20)
     assert alarms(records(0.82), EXPERIMENT) == []
+
+
+def test_a_spike_that_the_median_passes_over_is_told() -> None:
+    records = [step(n, token_mult_prob_error=130.0 if n == 7 else 1.004, max_abs_diff=12.0) for n in range(1, 11)]
+    alarm = only(alarms(records, EXPERIMENT), "mismatch-spike")
+    assert (alarm.step, alarm.last_step) == (7, 7)
+    assert "TMPE of 130 in step 7" in alarm.what
+    above = [step(n, token_mult_prob_error=130.0 if n == 7 else 1.4) for n in range(1, 11)]
+    assert "130 in step 7 alone" in only(alarms(above, EXPERIMENT), "mismatch-level").what
 
 
 # ---- all of them

@@ -43,7 +43,7 @@ def test_emulated_speed_is_labelled_and_bf16_is_not(finished_run: Make) -> None:
     rows = dict(compare([finished_run("bf16", exact=True), finished_run()]).rows())
     assert rows["FP8 speed"] == ["–", EMULATED]
     assert rows["TMPE, median"] == ["1 (exact)", "1.00200"]
-    assert rows["ESS, mean"] == ["–", "0.9900"]
+    assert rows["ESS of the weights, mean"] == ["–", "0.9900"]
 
 
 def test_a_run_without_steps_compares_as_not_measured(finished_run: Make) -> None:

@@ -49,7 +49,7 @@ def test_a_run_on_another_node_lives_by_its_heartbeat(run: Run) -> None:
     run.directory.write_state(RunState("running", pid=1, host="elsewhere"))
     assert run.alive
     run.pause()
-    assert run.directory.commands()[0] == ["pause"]
+    assert [command["command"] for command in run.directory.commands()[0]] == ["pause"]
     with pytest.raises(RunError, match="elsewhere"):
         run.kill()
     old = time.time() - HEARTBEAT_LIMIT - 2

@@ -182,9 +182,10 @@ def test_commands_are_read_once(directory: RunDirectory) -> None:
     assert directory.commands() == ([], 0)
     directory.append_command("pause")
     commands, offset = directory.commands()
-    assert commands == ["pause"]
-    directory.append_command("stop")
-    assert directory.commands(offset)[0] == ["stop"]
+    assert [command["command"] for command in commands] == ["pause"]
+    directory.append_command("switch", recipe={"name": "x"})
+    (last,), _ = directory.commands(offset)
+    assert (last["command"], last["recipe"]) == ("switch", {"name": "x"})
 
 
 @pytest.mark.parametrize("line", ["nonsense", "[1]", '{"schema": 1}', '{"schema": 1, "step": "x"}'])

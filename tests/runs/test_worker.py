@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from labkit.config import Experiment
+from labkit.config import Experiment, preset
 from labkit.rl.loop import Loop
 from labkit.runs import process
 from labkit.runs.process import Run
@@ -132,6 +132,62 @@ def test_paused_killed_and_resumed_is_bit_for_bit_the_same(
     assert run.wait(LIMIT).name == "done", run.log()
     assert "resumed" in [event["event"] for event in run.directory.events()]
     assert_same(run, uninterrupted)
+
+
+def events(run: Run, name: str) -> list[dict[str, Any]]:
+    return [event for event in run.events() if event["event"] == name]
+
+
+def test_a_switch_acts_from_the_next_step_on_or_is_refused_with_the_reason(small: Experiment, tmp_path: Path) -> None:
+    run = Run.start(small.override({"steps": 5}), tmp_path)
+    bf16 = preset("bf16").recipe
+    until(at_step(run, 1), run)
+    run.switch(small.recipe.override({"keep_bf16.first_layers": 2, "keep_bf16.last_layers": 2}))
+    run.switch(bf16)
+    assert run.wait(LIMIT).name == "done", run.log()
+    assert "leave none of the model's 4 layers" in events(run, "refused")[0]["reason"]
+    (switch,) = run.switches()
+    assert switch.changes["rollout.linears"] == [True, False]
+    assert run.recipe == bf16
+    versions = [record.recipe_version for record in run.records()]
+    assert versions == [0] * switch.step + [1] * (6 - switch.step)
+    first = run.records()[switch.step]
+    assert first.active["rollout.linears"]["state"] == "bf16"
+    assert first.events[0].startswith("recipe v1: rollout.linears on → off")
+
+
+def test_a_stop_right_after_a_switch_does_not_lose_it(small: Experiment, tmp_path: Path) -> None:
+    run = Run.start(small.override({"checkpoint_every": 1}), tmp_path)
+    until(at_step(run, 1), run)
+    run.switch(preset("bf16").recipe)
+    until(lambda: bool(run.switches()), run)
+    run.stop()
+    assert run.wait(LIMIT).name == "stopped", run.log()
+    run.resume_from_checkpoint()
+    assert run.wait(LIMIT).name == "done", run.log()
+    assert run.records()[-1].recipe_version == 1
+    assert run.records()[-1].active["rollout.linears"]["state"] == "bf16"
+
+
+def test_a_fork_goes_on_from_a_checkpoint_with_the_same_data(
+    uninterrupted: Run, small: Experiment, tmp_path: Path
+) -> None:
+    same_recipe = uninterrupted.fork(small.recipe, 3, root=tmp_path)
+    assert same_recipe.parent == (uninterrupted.id, 3)
+    assert same_recipe.wait(LIMIT).name == "done", same_recipe.log()
+    assert_same(same_recipe, uninterrupted)
+    other = uninterrupted.fork(preset("bf16").recipe, steps=10, root=tmp_path)
+    assert other.wait(LIMIT).name == "done", other.log()
+    records = other.records()
+    assert [record.step for record in records] == list(range(11))
+    assert records[:9] == uninterrupted.records()
+    assert [record.recipe_version for record in records[7:]] == [0, 0, 1, 1]
+    assert records[9].active["rollout.linears"]["state"] == "bf16"
+    assert [switch.step for switch in other.switches()] == [9]
+    for step, steps, message in [(2, None, "choose one of 3, 6, 8"), (8, 8, "give it more steps")]:
+        with pytest.raises(RunError, match=message):
+            uninterrupted.fork(small.recipe, step, steps=steps, root=tmp_path)
+    assert len(Run.all(tmp_path)) == 2, "a refused fork leaves nothing behind"
 
 
 def test_a_boundary_calls_itself_intact_only_while_it_is(small: Experiment) -> None:

@@ -29,8 +29,9 @@ def kv_saturation(evidence: Evidence) -> Finding | None:
     names = ("kv_saturation_k", "kv_saturation_v")
 
     def clips(record: StepRecord) -> bool:
-        """Step 1 has scales that have seen prompts only, so its answers may clip a little."""
-        return any(record.metric(name) > (SATURATED if record.step > 1 else SATURATED_BADLY) for name in names)
+        """Scales of version 0 have seen prompts only, so answers may clip a little."""
+        limit = SATURATED if record.engine.get("scale_version", 1) > 0 else SATURATED_BADLY
+        return any(record.metric(name) > limit for name in names)
 
     found = evidence.where(clips)
     if not found:
@@ -74,7 +75,7 @@ def not_active(evidence: Evidence) -> Finding | None:
 def scales_default(evidence: Evidence) -> Finding | None:
     if evidence.experiment is None or evidence.experiment.recipe.recalibration.policy == "unit":
         return None
-    found = evidence.where(lambda r: r.kv_scales is not None and {*r.kv_scales["k"], *r.kv_scales["v"]} == {1.0})
+    found = evidence.where(lambda r: {*(r.kv_scales or {}).get("k", ()), *(r.kv_scales or {}).get("v", ())} == {1.0})
     if not found:
         return None
     return Finding(
@@ -89,7 +90,7 @@ def scales_default(evidence: Evidence) -> Finding | None:
 def stale_scales(evidence: Evidence) -> Finding | None:
     allowed = _allowed_age(evidence)
     ages = {
-        r.step: r.engine["weight_version"] - r.engine["scale_version"]
+        r.step: r.engine.get("weight_version", 0) - r.engine.get("scale_version", 0)
         for r in evidence.trained
         if component_is_fp8(r, "rollout.kv_cache")
     }

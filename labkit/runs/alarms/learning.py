@@ -96,6 +96,27 @@ def _entropy(evidence: Evidence) -> tuple[float, list[tuple[int, float]]]:
     return start, evidence.median("entropy")[ENTROPY_STEPS - 1 :]
 
 
+def accuracy_fell(evidence: Evidence) -> Finding | None:
+    heldout = [(record.step, record.metric("heldout_accuracy")) for record in evidence.evaluated]
+    if len(heldout) < 2:
+        return None
+    prompts = evidence.experiment.eval_prompts if evidence.experiment else EVAL_PROMPTS
+    noise = 3 * math.sqrt(0.5 / prompts)
+    best_step, best = max(heldout, key=lambda pair: pair[1])
+    steps = [step for step, value in heldout if step > best_step and best - value > max(ACCURACY_GAP, noise)]
+    if not steps:
+        return None
+    worst = min(value for step, value in heldout if step in steps)
+    return Finding(
+        steps, "critical",
+        f"held-out accuracy fell from {best:.2f} in step {best_step} to {worst:.2f}",
+        "updates that go too far: a large grpo.lr, several grpo.minibatches or stale rollouts without a ratio that is "
+        "clipped or a correction that weighs them, or a sampler that is another policy",
+        "lower grpo.lr, grpo.minibatches or grpo.staleness; set recipe.correction to tis or bypass; fork from a "
+        "checkpoint before the fall",
+    )  # fmt: skip
+
+
 def sampler_fitted(evidence: Evidence) -> Finding | None:
     rollout = [value for _, value in evidence.measured("accuracy")]
     if len(evidence.evaluated) < 2 or len(rollout) < 2:

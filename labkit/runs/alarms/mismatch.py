@@ -9,6 +9,7 @@ from labkit.runs.record import StepRecord
 TMPE_HIGH = 1.05  # NVIDIA: acceptable up to 1.03-1.05
 TMPE_BROKEN = 2.0  # NeMo RL's loosest nightly gate, for FP8 KV caches
 TMPE_EXPLAINS = 1.2
+TMPE_SPIKE = 5.0  # of one step: a token some e^7 times as probable on one side (2,000 tokens)
 TMPE_GROWTH = 3.0  # of TMPE - 1 from the first to the last third; in a sound run it follows the entropy down
 TMPE_FLOOR = 1e-4  # growth from less than this is growth of roundings
 TREND_STEPS = 12
@@ -27,12 +28,32 @@ def mismatch_level(evidence: Evidence) -> Finding | None:
         return None
     worst = max(value for _, value in medians)
     unlike, cure = _unlike(evidence)
+    peak_step, peak = max(evidence.measured("token_mult_prob_error"), key=lambda pair: pair[1])
+    alone = f", {peak:.4g} in step {peak_step} alone" if peak > TMPE_SPIKE * worst else ""
     return Finding(
         steps, "critical" if worst > TMPE_BROKEN else "warning",
-        f"TMPE reached {worst:.4g} (median of {WINDOW} steps); up to {TMPE_HIGH} is sound",
+        f"TMPE reached {worst:.4g} (median of {WINDOW} steps){alone}; up to {TMPE_HIGH} is sound",
         unlike or "both sides compute in the same precision, so the engine holds other weights, scales or cached "
                   "keys than the trainer, or other kernels",
         cure,
+    )  # fmt: skip
+
+
+def mismatch_spike(evidence: Evidence) -> Finding | None:
+    """Single steps that the median passes over."""
+    if mismatch_level(evidence):
+        return None
+    found = evidence.where(lambda r: r.metric("token_mult_prob_error") > TMPE_SPIKE)
+    if not found:
+        return None
+    worst = max(found, key=lambda record: record.metric("token_mult_prob_error"))
+    apart = worst.metric("max_abs_diff")
+    token = "" if math.isnan(apart) else f"; its worst token is e^{apart:.1f} times as probable on one side"
+    return Finding(
+        steps_of(found), "warning",
+        f"TMPE of {worst.metric('token_mult_prob_error'):.4g} in step {worst.step}{token}",
+        "a few tokens on which the sides disagree by far; the mean is theirs, the median of the steps may look sound",
+        "look at the rollouts of that step (samples); bound their weight: set recipe.correction to tis or icepop",
     )  # fmt: skip
 
 
@@ -40,7 +61,7 @@ def not_exact(evidence: Evidence) -> Finding | None:
     """The sharpest rule: sides that share recipe and kernels have no mismatch at all, so none is small enough."""
     if evidence.experiment is None or not _sides_are_alike(evidence.experiment):
         return None
-    found = evidence.where(lambda r: r.metric("tokens_differing") > DIFFERING)
+    found = evidence.mostly(lambda r: r.metric("tokens_differing") > DIFFERING)  # once is a small batch's rounding
     if not found:
         return None
     share = max(record.metric("tokens_differing") for record in found)
@@ -71,12 +92,13 @@ def mismatch_trend(evidence: Evidence) -> Finding | None:
     if last <= TMPE_GROWTH * max(first, TMPE_FLOOR):
         return None
     _, cure = _unlike(evidence)
+    cached = evidence.is_fp8("rollout.kv_cache")
     return Finding(
         [step for step, _ in values[-third:]], "warning",
         f"TMPE − 1 grew from {first:.2g} to {last:.2g}, first to last third of the run",
         "something gets older or larger from step to step: scales that are not recalibrated, weights or cached keys "
         "that do not arrive, a policy that the updates push away from what FP8 holds",
-        f"set recipe.recalibration.policy to every-step and grpo.staleness to 0; lower grpo.lr; {cure}",
+        f"{'set recipe.recalibration.policy to every-step; ' if cached else ''}lower grpo.lr; {cure}",
     )  # fmt: skip
 
 
@@ -155,14 +177,15 @@ def sampler_surprisal(evidence: Evidence) -> Finding | None:
 def blind_correction(evidence: Evidence) -> Finding | None:
     def unlike(record: StepRecord) -> bool:
         linears = component_is_fp8(record, "rollout.linears") != component_is_fp8(record, "train.fprop")
-        return linears or any(component_is_fp8(record, f"rollout.{part}") for part in ("kv_cache", "attention"))
+        stale = record.metric("staleness") > 0
+        return linears or stale or any(component_is_fp8(record, f"rollout.{p}") for p in ("kv_cache", "attention"))
 
     found = evidence.mostly(lambda r: r.metric("tokens_differing") == 0 and unlike(r))
     if not found:
         return None
     return Finding(
         steps_of(found), "critical",
-        "mismatch is exactly 0 although the rollout computes in another precision than the trainer",
+        "mismatch is exactly 0 although the rollout has another precision, or older weights, than the trainer",
         "the log-probs in the rollouts are the trainer's, not the engine's, so that every mismatch metric and every "
         "correction is blind (verl#4070); or the engine does not compute in FP8 at all",
         "record the engine's own log-probs while it samples, and read back the weights it multiplies with",
