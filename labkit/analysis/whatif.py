@@ -286,6 +286,7 @@ def _scales_for(batch: Batch, recipe: Recipe, trained: _Trained) -> KVScales | N
     if batch.scales is not None and made_alike:
         return batch.scales
     carrying, idle = batch.micro_batches()
+    trained.trainer.switch(batch.experiment.override({"recipe": recipe, "grpo.kl_coef": 0.0, "faults": ()}))
     return trained.trainer.calibrate(batch.rollouts, [*carrying, *idle], batch.version)
 
 

@@ -138,3 +138,10 @@ def test_mistakes_are_named(batch_of: BatchOf) -> None:
         whatif(batch, corrections=["tsi"])
     with pytest.raises(ValueError, match="one batch can't show it: leave it out"):
         whatif(batch, corrections=["calibrated-clip"])
+
+
+def test_scales_are_calibrated_as_the_recipe_says(batch_of: BatchOf) -> None:
+    kv = RECIPES["fp8-rollout-kv"]
+    tight, roomy = kv.override({"recalibration.margin": 0.3}), kv.override({"recalibration.margin": 2.0})
+    first, second = whatif(batch_of("fp8-rollout-kv"), [tight, roomy], ["none"]).rows
+    assert first.gen_kl > 10 * second.gen_kl, "a margin of 0.3 clips"
