@@ -30,6 +30,8 @@ ALLOWED = {
 }
 LIGHT = [
     "config",
+    "hardware",
+    "ui",
     "gallery.py",
     "terminal.py",
     "runs/alarms",

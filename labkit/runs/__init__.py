@@ -19,6 +19,7 @@ _EXPORTS = {
     "curves": "report",
     "describe": "metrics",
     "figure": "report",
+    "write_csv": "csv",
     "write_html": "report",
 }
 

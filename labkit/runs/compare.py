@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from rich.table import Table
 
-from labkit.config import Experiment
+from labkit.config import Experiment, Filter
 from labkit.runs.record import StepRecord
 
 EMULATED = "emulated: not a speed-up"
@@ -224,6 +224,8 @@ def _number(value: float, form: str) -> str:
 def _setting(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
+    if isinstance(value, list):  # of filters, or of names
+        return ", ".join(Filter(**each).short_str() if isinstance(each, dict) else str(each) for each in value) or "–"
     return "–" if value is None or value == "" else str(value)
 
 
