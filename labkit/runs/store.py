@@ -157,6 +157,14 @@ class RunDirectory:
         replace_lines(metrics, [line for line, step in zip(lines, steps, strict=True) if step <= last])
         replace_lines(rollouts, [line for _, line in complete_lines(rollouts) if _step(line) <= last])
 
+    def cut_switches(self, version: int) -> None:
+        """Forget the switches after that version: they were made after the checkpoint that the run goes on from."""
+        path = self.path / "events.jsonl"
+        events = [line for _, line in complete_lines(path)]
+        kept = [line for line in events if load_object(line).get("version", 0) <= version]
+        if len(kept) < len(events):
+            replace_lines(path, kept)
+
     # what clients read
 
     def records(self, since: int = 0) -> list[StepRecord]:

@@ -195,6 +195,7 @@ class Worker:
             step, loop_state = checkpoint.load(parent.checkpoint, parent.experiment)
             loop.load_state_dict(loop_state)
         self.directory.cut_records(step)
+        self.directory.cut_switches(loop.recipe_version)
         if parent:
             self.directory.append_event("forked", parent=parent.run, step=step)
             self._switched(loop, step, loop.switch(self._experiment.recipe))

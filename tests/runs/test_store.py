@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from labkit.config import Experiment
+from labkit.config import Experiment, Recipe
 from labkit.runs.record import SCHEMA, StepRecord
 from labkit.runs.state import RunState
 from labkit.runs.store import RunDirectory, RunError, Tail, list_directories
@@ -176,6 +176,16 @@ def test_a_lost_or_damaged_state_is_a_failure_with_a_reason(directory: RunDirect
     state = directory.read_state()
     assert (state.name, state.active) == ("failed", False)
     assert "state.json" in state.reason
+
+
+def test_switches_after_the_checkpoint_are_forgotten(directory: RunDirectory) -> None:
+    recipe = Recipe().model_dump(mode="json")
+    for version, step in ((1, 3), (2, 6)):
+        directory.append_event("switched", step=step, version=version, changes={}, recipe=recipe)
+    directory.append_event("checkpoint", path="step-00004")
+    directory.cut_switches(1)
+    assert [switch.step for switch in directory.switches()] == [3]
+    assert [event["event"] for event in directory.events()] == ["switched", "checkpoint"]
 
 
 def test_commands_are_read_once(directory: RunDirectory) -> None:

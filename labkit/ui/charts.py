@@ -1,0 +1,315 @@
+"""Charts: the live curves of several runs. One FigureWidget with six panels, its controls, the latest values as text.
+
+`update(views)` is called by the one painter thread. It reads the controls, computes the lines of runs that changed, and
+sends only what differs from what the page has: numpy arrays in one batch. Controls have no callbacks, so a click does
+nothing on the thread it arrives on. A later update never undoes a zoom by hand.
+"""
+
+import html
+import math
+import threading
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import ipywidgets
+import numpy as np
+import plotly.graph_objects as go
+
+from labkit.runs.compare import is_emulated
+from labkit.runs.metrics import METRICS
+from labkit.runs.record import StepRecord
+from labkit.ui import modelled, theme
+from labkit.ui.panels import SIX, THROUGHPUT, Floor, Panel, anchors, extra, layout
+from labkit.ui.series import Mark, marks, value_of
+from labkit.ui.traces import Curves, Key, Line, RunView, Settings, floors
+
+__all__ = ["Charts", "LiveFigure", "RunView"]
+
+_NONE = ""  # of the pickers
+_MODELLED = "tokens/s/GPU, modelled"
+_IN_SIX = {curve.metric for panel in SIX for curve in panel.curves}
+_LATEST = (  # heading, metric, format
+    *(("step", "", ""), ("held-out", "heldout_accuracy", ".3f"), ("rollout", "accuracy", ".3f")),
+    *(("tokens/s", "throughput", ",.0f"), ("TMPE − 1", "tmpe", ".2g"), ("KL", "gen_kl_error", ".2g")),
+    *(("ESS", "ess", ".4f"), ("kept", "kept_share", ".4f"), ("entropy", "entropy", ".3f")),
+    ("length", "response_length", ".1f"),
+)
+
+
+class LiveFigure(go.FigureWidget):
+    """A FigureWidget that a refreshed page gets back with all its points.
+
+    plotly reports the figure as it was made; later changes go out as messages, which a page that loads anew has missed.
+    `changing()` keeps the state from being read while it is half changed.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._change_lock = threading.RLock()
+        super().__init__(*args, **kwargs)
+
+    def changing(self) -> AbstractContextManager[Any]:
+        return self._change_lock
+
+    def get_state(self, key: Any = None, drop_defaults: bool = False) -> Any:
+        with self._change_lock:
+            if key is None and hasattr(self, "_data"):
+                self._trait_values["_widget_data"] = deepcopy(self._data)
+                self._trait_values["_widget_layout"] = deepcopy(self._layout_obj._props)
+            return super().get_state(key, drop_defaults)
+
+
+class Charts:
+    """`widget` is what to display. `figure` is the one figure in it."""
+
+    def __init__(self) -> None:
+        style = {"description_width": "auto"}
+        self.x = ipywidgets.Dropdown(
+            options=[("steps", "step"), ("generated tokens", "tokens"), ("time", "time")],
+            description="Over",
+            layout={"width": "185px"},
+            style=style,
+        )
+        self.log = ipywidgets.Checkbox(value=True, description="log mismatch", indent=False, layout={"width": "125px"})
+        self.smoothing = ipywidgets.FloatSlider(
+            value=0.6, max=0.98, step=0.02, description="Smoothing", layout={"width": "250px"}, style=style
+        )
+        self.seeds = ipywidgets.Checkbox(
+            value=False, description="mean ± std over seeds", indent=False, layout={"width": "190px"}
+        )
+        self.speed = ipywidgets.Dropdown(
+            options=[("measured here", _NONE), *modelled.choices()],
+            description="Throughput",
+            layout={"width": "330px"},
+            style=style,
+        )
+        self.more = tuple(
+            ipywidgets.Dropdown(options=_choices([]), description=name, layout={"width": "250px"}, style=style)
+            for name in ("More metrics", "and")
+        )
+        self.figure = LiveFigure(data=anchors(), layout=layout(SIX, "step", floors(SIX, {})))
+        self.figure._config = {"displaylogo": False, "responsive": True, "toImageButtonOptions": {"format": "svg"}}
+        self.latest = ipywidgets.HTML()
+        controls = ipywidgets.Box(
+            [self.x, self.log, self.smoothing, self.seeds, self.speed, *self.more],
+            layout=ipywidgets.Layout(flex_flow="row wrap", align_items="center"),
+        )
+        self.widget = ipywidgets.VBox([controls, self.figure, self.latest])
+        self._curves = Curves()
+        self._shown: dict[str, bool] = {}
+        self._pinned: str | None = None
+        self._sent: dict[Key, tuple[Line, float | None]] = {}
+        self._traces: dict[Key, Any] = {}
+        self._spare: list[Any] = []
+        self._layout: dict[str, Any] = {}
+        self._axes: tuple[str, bool] = ("step", True)
+
+    def set_visible(self, run_id: str, visible: bool) -> None:
+        """Show or hide a run from the next update on, whatever its view says."""
+        self._shown[run_id] = visible
+
+    def pin(self, run_id: str | None) -> None:
+        """The baseline: drawn wider, and never hidden. None: no baseline."""
+        self._pinned = run_id
+
+    def update(self, views: Sequence[RunView]) -> None:
+        """Bring the page up to date with these runs and with the controls."""
+        self._offer_found_metrics(views)
+        settings, panels = self._settings(), self._panels()
+        visible = self._visible(views)
+        lines = self._curves.lines(visible, panels, settings)
+        ends = floors(panels, lines) if settings.log else {}
+        with self.figure.changing():
+            with self.figure.batch_update():
+                self._set_layout(_layout(visible, panels, settings, ends), settings)
+                self._set_lines(lines, ends)
+            self._add({key: line for key, line in lines.items() if key not in self._traces}, ends)
+        text = _below(visible, settings)
+        if text != self.latest.value:
+            self.latest.value = text
+
+    def to_html(self, path: str | Path, views: Sequence[RunView]) -> Path:
+        """A page of the figure as it is set now, with every point. plotly.js is in it: it opens without a network."""
+        settings, panels, visible = self._settings(), self._panels(), self._visible(views)
+        lines = Curves(limit=None).lines(visible, panels, settings)
+        ends = floors(panels, lines) if settings.log else {}
+        figure = go.Figure(
+            data=[line.trace(_state(line, ends)[1]) for line in lines.values()],
+            layout=_layout(visible, panels, settings, ends),
+        )
+        plot = figure.to_html(full_html=False, include_plotlyjs=True, config={"responsive": True, "displaylogo": False})
+        below = _below(visible, settings)
+        path = Path(path)
+        path.write_text(_PAGE.format(plot=plot, below=below), encoding="utf-8")
+        return path
+
+    def _settings(self) -> Settings:
+        smoothing = round(self.smoothing.value, 2)
+        return Settings(
+            self.x.value, self.log.value, smoothing, self.seeds.value, self._pinned, device=self.speed.value
+        )
+
+    def _panels(self) -> list[Panel]:
+        device = self.speed.value
+        six = [modelled.panel(device) if device and panel is THROUGHPUT else panel for panel in SIX]
+        return [*six, *(extra(picker.value) for picker in self.more if picker.value != _NONE)]
+
+    def _visible(self, views: Sequence[RunView]) -> list[RunView]:
+        return [view for view in views if view.id == self._pinned or self._shown.get(view.id, view.visible)]
+
+    def _offer_found_metrics(self, views: Sequence[RunView]) -> None:
+        """Names that carry a filter's key are known only once a record has them."""
+        found = {name for view in views if view.records for name in view.records[-1].metrics} - METRICS.keys()
+        offered = {name for _, name in self.more[0].options}
+        if not found <= offered:
+            for picker in self.more:
+                chosen = picker.value
+                picker.options = _choices(sorted(found | (offered - METRICS.keys() - {_NONE})))
+                picker.value = chosen
+
+    def _set_layout(self, wanted: dict[str, Any], settings: Settings) -> None:
+        for name, value in wanted.items():
+            if self._layout.get(name) == value:
+                continue
+            if isinstance(value, dict):
+                self.figure.update_layout({name: value})
+            else:
+                self.figure.layout[name] = value
+        if self._axes != (settings.x, settings.log):  # a range in the old unit says nothing in the new one
+            self._axes = (settings.x, settings.log)
+            for name in (name for name in wanted if name[1:].startswith("axis")):
+                self.figure.layout[name].autorange = True
+        self._layout = wanted
+
+    def _set_lines(self, lines: dict[Key, Line], ends: dict[int, Floor]) -> None:
+        """Traces are never deleted, which pages get wrong: one that is no longer needed waits for another line."""
+        self._sent = {key: state for key, state in self._sent.items() if key in lines}
+        freed = [self._traces.pop(key) for key in self._traces.keys() - lines.keys()]
+        free = self._spare + freed
+        for key, line in lines.items():
+            state = _state(line, ends)
+            if key not in self._traces and free:
+                self._traces[key] = free.pop()
+                self._traces[key].update(line.trace(state[1]))
+            elif key in self._traces and self._sent[key] != state:
+                _change(self._traces[key], self._sent[key][0], line, state[1])
+            self._sent[key] = state
+        for trace in free[len(self._spare) :]:
+            trace.update(visible=False, showlegend=False, x=(), y=())
+        self._spare = free
+
+    def _add(self, lines: dict[Key, Line], ends: dict[int, Floor]) -> None:
+        if lines:
+            self.figure.add_traces([line.trace(self._sent[key][1]) for key, line in lines.items()])
+            self._traces |= zip(lines, self.figure.data[-len(lines) :], strict=True)
+
+
+def _state(line: Line, ends: dict[int, Floor]) -> tuple[Line, float | None]:
+    """The line and where its zeros are drawn, if it is on a logarithmic axis and has any."""
+    floor = ends.get(line.panel)
+    return line, floor.at if floor and bool(np.any(line.y < floor.at)) else None
+
+
+def _change(trace: Any, before: Line, line: Line, floor: float | None) -> None:
+    wanted = line.trace(floor)
+    if (line.name, line.style) != (before.name, before.style):
+        trace.update(wanted)
+    else:  # the common case, without a walk through all that stayed
+        trace.x, trace.y = wanted["x"], wanted["y"]
+
+
+def _choices(found: Sequence[str]) -> list[tuple[str, str]]:
+    names = [name for name in [*METRICS, *found] if name not in _IN_SIX]
+    return [("none", _NONE), *((name.replace("_", " "), name) for name in names)]
+
+
+def _marks(views: Sequence[RunView], settings: Settings) -> list[tuple[RunView, Mark]]:
+    """The marks of the lines that are drawn: a fork beside its parent has only its own."""
+    shown = {view.id for view in views}
+    found = []
+    for view in views:
+        start = view.parent[1] if view.parent and view.parent[0] in shown else -1
+        own = [switch for switch in view.switches if switch.step > start]
+        found += [(view, mark) for mark in marks(view.records, own, settings.x, view.parent)]
+    return found
+
+
+def _layout(
+    views: Sequence[RunView], panels: Sequence[Panel], settings: Settings, ends: dict[int, Floor]
+) -> dict[str, Any]:
+    return layout(
+        panels,
+        settings.x,
+        ends,
+        [(mark, view.colour) for view, mark in _marks(views, settings)],
+        emulated=any(is_emulated(view.records[-1:]) for view in views),
+    )
+
+
+def _below(views: Sequence[RunView], settings: Settings) -> str:
+    return _latest(views, settings) + _list_of_marks(views, settings) + _notes(views, settings)
+
+
+def _latest(views: Sequence[RunView], settings: Settings) -> str:
+    """The newest value of every curve: nothing is to be had by hovering alone."""
+    if not views:
+        return ""
+    headings = [_MODELLED if settings.device and metric == "throughput" else name for name, metric, _ in _LATEST]
+    head = "".join(f"<th scope='col'>{heading}</th>" for heading in headings)
+    rows = []
+    for view in views:
+        cells = [
+            format(modelled.now(view, settings.device).end_to_end, form)
+            if settings.device and metric == "throughput"
+            else _newest(view.records, metric, form)
+            for _, metric, form in _LATEST
+        ]
+        label = f"<th scope='row'><b style='color:{view.colour}'>▬</b> {html.escape(view.label)}</th>"
+        rows.append(f"<tr>{label}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
+    return (
+        f"<div style='overflow-x:auto'><table class='labkit-latest'><caption>latest values</caption>"
+        f"<thead><tr><th></th>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>{_STYLE}"
+    )
+
+
+def _newest(records: Sequence[StepRecord], metric: str, form: str) -> str:
+    if not metric:
+        return str(records[-1].step) if records else "–"
+    values = (value for record in reversed(records) if (value := value_of(record, metric)) is not None)
+    return format(next(values, math.nan), form).replace("nan", "–")
+
+
+def _list_of_marks(views: Sequence[RunView], settings: Settings) -> str:
+    return _lines([f"{view.label}: {mark.text}" for view, mark in _marks(views, settings)])
+
+
+def _notes(views: Sequence[RunView], settings: Settings) -> str:
+    """What the modelled device has no FP8 for."""
+    if not settings.device:
+        return ""
+    return _lines([f"{view.label}: {note}" for view in views for note in modelled.now(view, settings.device).notes])
+
+
+def _lines(texts: Sequence[str]) -> str:
+    lines = [html.escape(text) for text in texts]
+    return f"<div style='color:{theme.TEXT};line-height:1.5'>{'<br>'.join(lines)}</div>" if lines else ""
+
+
+_STYLE = f"""<style>
+.labkit-latest {{ color: {theme.TEXT}; font-size: {theme.SIZE}px; border-collapse: collapse;
+  line-height: 1.35; }}
+.labkit-latest caption {{ text-align: left; }}
+.labkit-latest th, .labkit-latest td {{ padding: 1px 9px 1px 0; text-align: right; font-weight: normal; }}
+.labkit-latest th[scope=row] {{ text-align: left; }}
+</style>"""
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>labkit curves</title></head>
+<body style="font-family: system-ui, sans-serif; max-width: 1400px; margin: 1.5rem auto; padding: 0 1rem">
+{plot}
+{below}
+</body></html>
+"""
