@@ -120,9 +120,9 @@ class Chips:
         steps = [(str(step), step) for step in reversed(chosen.checkpoints)] if chosen else []
         options = steps or [("no checkpoint", _LATEST)]
         if tuple(options) != tuple(self.step.options):
-            before = self.step.value
+            before, newest = self.step.value, self.step.options[0][1]
             self.step.options = options
-            if before in [step for _, step in options]:
+            if before != newest and before in [step for _, step in options]:  # one that was chosen stays
                 self.step.value = before
         ended = chosen is not None and not chosen.status.active
         can_go_on = chosen is not None and chosen is active and chosen.status.name in ("stopped", "failed")

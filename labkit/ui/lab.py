@@ -101,6 +101,11 @@ class Lab:
         """A second stop, before the run has ended, kills."""
         self._act(self.session.stop)
 
+    def reset(self) -> None:
+        """Set switches and settings as this panel began. A running run goes on, under that Recipe."""
+        self.settings.set(self._began_with)
+        self.switch(self._began_with.recipe)
+
     def switch(self, recipe: Recipe) -> None:
         """As if the switches had been set to this Recipe by hand."""
         self.controls.set(recipe)
@@ -128,6 +133,7 @@ class Lab:
     # widgets
 
     def _make_widgets(self, experiment: Experiment, recipe: Recipe) -> None:
+        self._began_with = experiment.override({"recipe": recipe})
         self.hint = HintLine()
         self.controls = RecipeControls(recipe, self.hint)
         self.settings = ExperimentControls(experiment, self.hint)
@@ -139,6 +145,7 @@ class Lab:
         self.b_pause = _button("Pause", "pause", "", "Wait at the next micro-step", self._pause_or_resume)
         self.b_stop = _button("Stop", "stop", "danger", "End with a checkpoint; a second press kills", self.stop)
         self.b_fold = _button("Settings", "caret-right", "", "Model, task, seed, learning rate, length", self._fold)
+        self.b_reset = _button("Reset", "undo", "", "Switches and settings as this panel began", self.reset)
         self.chips = Chips(self._show_run, self._fork, self._continue, self._remove)
         self.tabs = [tab() for tab in TABS]
         self._tab = widgets.Tab([tab.widget for tab in self.tabs], titles=[tab.title for tab in self.tabs])
@@ -146,7 +153,9 @@ class Lab:
             [widgets.HTML("The curves are being made …")], layout={"flex": f"1 1 {_CURVES}px", "min_width": "0"}
         )
         self.settings.widget.layout.display = "none"
-        buttons = widgets.HBox([self.b_run, self.b_pause, self.b_stop, self.b_fold], layout={"flex": "none"})
+        buttons = widgets.HBox(
+            [self.b_run, self.b_pause, self.b_stop, self.b_fold, self.b_reset], layout={"flex": "none"}
+        )
         wrap = widgets.Layout(flex_flow="row wrap", align_items="flex-start", grid_gap="0 12px", width="100%")
         self.controls.widget.layout.width = f"{WIDTH}px"
         main = widgets.HBox([self.controls.widget, self.figure], layout=wrap)

@@ -43,6 +43,17 @@ def root(tmp_path: Path) -> Iterator[Path]:
         run.kill()
 
 
+def test_reset_brings_back_what_the_panel_began_with(root: Path) -> None:
+    lab = Lab(small(), root)
+    before = lab.experiment
+    lab.switch(preset("fp8-e2e-kv").recipe)
+    lab.settings.set(small(seed=7))
+    assert lab.experiment != before
+    lab.b_reset.click()
+    assert lab.experiment == before
+    assert lab.recipe == small().recipe
+
+
 def test_the_panel_is_driven_by_its_widgets(root: Path) -> None:
     lab = Lab(small(), root)
     assert (lab.status.state, lab.b_run.disabled, lab.b_pause.disabled, lab.b_stop.disabled) == (

@@ -29,8 +29,9 @@ def kv_saturation(evidence: Evidence) -> Finding | None:
     names = ("kv_saturation_k", "kv_saturation_v")
 
     def clips(record: StepRecord) -> bool:
-        """Scales of version 0 have seen prompts only, so answers may clip a little."""
-        limit = SATURATED if record.engine.get("scale_version", 1) > 0 else SATURATED_BADLY
+        """The first scales, at the start and after a switch, have seen prompts only: answers may clip a little."""
+        first = record.engine.get("scale_version", 1) == 0 or record is evidence.trained[0]
+        limit = SATURATED_BADLY if first else SATURATED
         return any(record.metric(name) > limit for name in names)
 
     found = evidence.where(clips)
