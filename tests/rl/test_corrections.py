@@ -203,7 +203,7 @@ def test_recipe_bounds_are_used():
     ("name", "bounds", "message"),
     [
         ("ice-pop", {}, "did you mean icepop"),
-        ("zzz", {}, "choose one of none, tis, icepop"),
+        ("zzz", {}, "labkit corrections. lists the named ones"),
         ("tis", {"high": 2.0}, "high: .*tis has cap"),
         ("none", {"cap": 2.0}, "cap: .*none has no bound"),
         ("icepop", {"hight": 2.0}, "did you mean high"),
