@@ -42,18 +42,23 @@ _current: "Lab | None" = None
 class Lab:
     """`experiment`: a preset's name, or an Experiment; `root`: where the runs are, by default ./runs or LABKIT_RUNS."""
 
-    def __init__(self, experiment: Experiment | str | None = None, root: str | Path | None = None) -> None:
-        self._build(experiment, Session(root), newest=0)
+    session: Session
 
-    def _build(self, experiment: Experiment | str | None, session: Session, newest: int) -> None:
+    def __init__(self, experiment: Experiment | str | None = None, root: str | Path | None = None) -> None:
+        self._build(experiment, root, newest=0)
+
+    def _build(self, experiment: Experiment | str | None, root: str | Path | None, newest: int) -> None:
         global _current
         start = _experiment(experiment)
         before, _current = _current, self
-        self.session = session
-        attached = session.attach(newest)
+        session = Session(root)
         if before is not None:
             before.close()
-            self._take_over(before)
+            if before.session.root == session.root:  # a cell that is run again: names and colours stay with their runs
+                session = before.session
+                session.forget_deleted()
+        self.session = session
+        attached = session.attach(newest)
         self._lock = threading.RLock()  # of what a click may write as well
         self._drawing = threading.RLock()  # of what only the painter writes, which may take its time
         self._closed = threading.Event()
@@ -61,6 +66,7 @@ class Lab:
         self._charts: Charts | None = None
         self._painted = 0.0
         self._news = ""
+        self._complained: str | None = None  # the state in which `_news` was a complaint
         live = session.active if session.busy else None
         self._make_widgets(live.experiment if live else start, live.recipe if live else start.recipe)
         if live:
@@ -125,7 +131,9 @@ class Lab:
         self._closed.set()
         self._wake.set()
         with self._lock, self._drawing:
-            _close(self.widget)
+            children, self.widget.children = self.widget.children, (widgets.HTML("<i>This panel is closed; the newest cell with a panel has its runs.</i>"),)
+            for child in children:
+                _close(child)
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         return self.widget._repr_mimebundle_(**kwargs)
@@ -185,11 +193,12 @@ class Lab:
         `at_once`: the state to show before an action that takes longer than a glance.
         """
         try:
-            self._news = ""
+            self._news, self._complained = "", None
             self.status.state = at_once or self.status.state
             action()
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             self._news = str(error)
+            self._complained = self.session.state
         self._show_state()
         self._wake.set()
 
@@ -266,6 +275,8 @@ class Lab:
             if self._closed.is_set():
                 return
             state, active, busy = self.session.state, self.session.active, self.session.busy
+            if self._complained not in (None, state):
+                self._news, self._complained = "", None
             status = self.status
             with status.hold_sync():
                 status.state = f"{state} ({active.status.reason})" if active and active.status.reason else state
@@ -305,28 +316,17 @@ class Lab:
             self.trouble.value = f"<details><summary>the end of its log</summary><pre>{log}</pre></details>"
             self.trouble.layout.display = "" if failed else "none"
 
-    def _take_over(self, before: "Lab") -> None:
-        """A cell that is run again goes on showing what it showed."""
-        if before.session.root != self.session.root:
-            return
-        known = {view.id for view in self.session.views()}
-        for view in before.session.views():
-            if view.id not in known and view.path.is_dir():
-                self.session.open(view.path)
-
 
 def open_lab(root: str | Path | None = None) -> Lab:
     """A panel of what is there under the root: the newest runs, and the one that lives, its switches as they are."""
-    session = Session(root)
     lab = Lab.__new__(Lab)
-    lab._build(None, session, newest=MOST)
+    lab._build(None, root, newest=MOST)
     return lab
 
 
 def _experiment(given: Experiment | str | None) -> Experiment:
-    if isinstance(given, Experiment):
-        return given
-    return preset(given or _PRESET, checkpoint_every=_CHECKPOINTS)
+    experiment = given if isinstance(given, Experiment) else preset(given or _PRESET)
+    return experiment if experiment.checkpoint_every else experiment.override({"checkpoint_every": _CHECKPOINTS})
 
 
 def _button(label: str, icon: str, style: str, tooltip: str, action: Callable[[], None]) -> widgets.Button:

@@ -28,11 +28,12 @@ _NARROW = 0.05  # marks closer than this share of the x axis share one label
 
 @dataclass(frozen=True)
 class Curve:
-    """`thin` curves are the second of their panel, `right` ones have their axis on that side."""
+    """`thin` curves are the second of their panel, `right` ones have their axis on the right."""
 
     metric: str
     thin: bool = False
     right: bool = False
+    exact: bool = False  # never smoothed: measured so seldom that an average would lag by whole evaluations
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Panel:
     log: bool = False
     watch: float | None = None  # from here to the end of the healthy band, it deserves a look
     include: tuple[float, ...] = ()  # the axis always shows these values
+    top: float | None = None  # and ends here at the latest
     shaded: bool = True  # the healthy band is drawn, so the axis shows it, however far the curves are from its end
 
     @property
@@ -79,8 +81,9 @@ SIX = (
     Panel(
         title("Accuracy", "heldout_accuracy"),
         "bold: held-out, thin: rollout",
-        (Curve("heldout_accuracy"), Curve("accuracy", thin=True)),
+        (Curve("heldout_accuracy", exact=True), Curve("accuracy", thin=True)),
         include=(0.0, 1.0),
+        top=1.02,
     ),
     THROUGHPUT,
     Panel(
@@ -100,7 +103,8 @@ SIX = (
         title("Effective sample size", "ess"),
         "healthy above 0.3; thin: share of tokens kept",
         (Curve("ess"), Curve("kept_share", thin=True)),
-        include=(0.9, 1.0),  # a curve that stays at 1 would get an axis up to 2
+        include=(0.9, 1.0),
+        top=1.02,
         shaded=False,
     ),
     Panel(
@@ -201,7 +205,7 @@ def _axes(
         "tickmode": "linear" if floor else "auto",
         "dtick": floor.decades_a_tick if floor else None,
         "nticks": 5,
-        "autorangeoptions": {"include": list(panel.include)},
+        "autorangeoptions": {"include": list(panel.include), "clipmax": panel.top},
     }
     axes = {f"xaxis{name}": xaxis, f"yaxis{name}": yaxis}
     if any(curve.right for curve in panel.curves):

@@ -6,7 +6,7 @@ asked (pausing, stopping, …) until the worker's own state answers. `poll`, cal
     idle → starting → running ⇄ paused → stopping → done | stopped | failed
 
 One run at a time is active. A Recipe that is changed while it is goes to the worker as a switch, one at a time: of
-those that come before the answer only the latest is kept, so that keys held down do not queue up.
+those that come before the answer, or during a pause, only the latest is kept, so that nothing queues up.
 """
 
 from collections.abc import Mapping
@@ -112,6 +112,13 @@ class Session:
             already = [watched for watched in self._open if watched.run.path == found.path]
             return (already[0] if already else self._add(found)).view
 
+    def forget_deleted(self) -> None:
+        """Take out the runs whose directory is gone."""
+        with self._lock:
+            self._open = [watched for watched in self._open if watched.run.path.is_dir()]
+            if self._active not in self._open:
+                self._active = self._open[-1] if self._open else None
+
     def close(self, run_id: str) -> None:
         """Take a run that has ended out of the panel; its directory stays."""
         with self._lock:
@@ -165,7 +172,7 @@ class Session:
             if not now.diff(recipe):
                 self._wanted = None
                 return "nothing to change" if self._in_flight is None else f"asked: {self._said(self._in_flight)}"
-            if self._in_flight is None:
+            if self._in_flight is None and not self._pausing:
                 self._send(recipe)
             else:
                 self._wanted = recipe
@@ -194,7 +201,7 @@ class Session:
             self._forget()
             text = f"{view.label} ended before it could switch"
             return [Answer(False, text, view.recipe)] if lost else []
-        if self._in_flight is None and self._wanted is not None:
+        if self._in_flight is None and self._wanted is not None and not self._pausing:
             recipe, self._wanted = self._wanted, None
             if view.recipe.diff(recipe):
                 self._send(recipe)
@@ -269,11 +276,15 @@ class Session:
         self._driven().run.switch(recipe)
         self._in_flight = recipe
 
+    @property
+    def _pausing(self) -> bool:
+        return self.state in ("paused", "pausing")
+
     def _said(self, recipe: Recipe) -> str:
         view = self._driven().view
         changes = view.recipe.diff(recipe)
         said = ", ".join(f"{key} {_word(old)} → {_word(new)}" for key, (old, new) in changes.items())
-        when = "after the pause" if self.state in ("paused", "pausing") else "from the next step on"
+        when = "after the pause" if self._pausing else "from the next step on"
         return f"{said or 'back to how it is'}, {when}"
 
 

@@ -145,7 +145,7 @@ class Curves:
         else:
             raw, smoothed = drawn[0]
             strokes = [("line", self._thin_out(*smoothed), main)]
-            if settings.smoothing and not curve.thin:
+            if settings.smoothing and not curve.thin and not curve.exact:
                 pen = {"color": view.colour, "dash": "solid", "width": 1}
                 strokes.append(
                     ("raw", self._thin_out(*raw), {"line": pen, "opacity": 0.35, "zorder": 0, "mode": "lines"})
@@ -167,7 +167,8 @@ class Curves:
             y = modelled.rates(view, steps, settings.device)
         anew = [switch.step for switch in view.switches] + ([view.parent[1] + 1] if view.parent else [])
         parts = np.split(y, np.searchsorted(steps, sorted(anew)))
-        smoothed = np.concatenate([smooth(part, settings.smoothing) for part in parts])
+        weight = 0.0 if curve.exact else settings.smoothing
+        smoothed = np.concatenate([smooth(part, weight) for part in parts])
         if view.parent and view.parent[0] in shown:
             start = max(0, int(np.searchsorted(steps, view.parent[1], side="right")) - 1)
             x, y, smoothed = x[start:], y[start:], smoothed[start:]

@@ -335,6 +335,8 @@ def test_rollouts_that_get_better_while_the_policy_does_not() -> None:
         trained = [step(n, accuracy=0.5 + 0.02 * n) for n in range(1, 20)]
         return [start, *trained, step(20, accuracy=0.9, heldout_accuracy=last)]
 
+    later = [step(n, accuracy=0.95) for n in range(21, 30)]
+    assert alarms([*records(0.82), *later], EXPERIMENT) == [], "rollouts after the evaluation are of a later policy"
     fallen = alarms(records(0.3), EXPERIMENT)
     assert [(alarm.name, alarm.severity) for alarm in fallen] == [
         ("sampler-fitted", "critical"), ("accuracy-fell", "critical"),

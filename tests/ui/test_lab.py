@@ -130,9 +130,12 @@ def test_a_new_panel_closes_the_one_before_and_shows_its_runs(root: Path) -> Non
     first = Lab(small(), root)
     first.run()
     until(lambda: first.status.step >= 1)
-    inside = [first.widget, first.status, first.hint, first.b_run, first.controls.widget]
+    inside = [first.status, first.hint, first.b_run, first.controls.widget]
+    known = [(view.id, view.label, view.colour) for view in first.runs]
     second = Lab(small(seed=3), root)
     assert all(widget.comm is None for widget in inside)
+    assert "This panel is closed" in first.widget.children[0].value
+    assert [(view.id, view.label, view.colour) for view in second.runs] == known, "names and colours stay with runs"
     assert second.status.state == "running"
     assert second.status.news.startswith("attached to")
     assert second.experiment is not None

@@ -141,6 +141,23 @@ def test_what_was_asked_for_during_a_pause_comes_after_it_or_not_at_all(root: Pa
     assert session.views()[0].switches == ()
 
 
+def test_of_what_is_set_during_a_pause_only_the_last_reaches_the_run(root: Path) -> None:
+    session = Session(root)
+    session.start(small())
+    until(session, lambda: session.active.step >= 1)
+    session.pause()
+    until(session, lambda: session.state == "paused")
+    start = session.active.recipe
+    for linears in (False, True, False):
+        session.switch(start.override({"rollout.linears": linears, "train.fprop": linears}))
+    assert session.pending is not None
+    session.resume()
+    answers = until(session, lambda: session.active.switches)
+    assert [answer.accepted for answer in answers] == [True]
+    (switch,) = session.active.switches
+    assert switch.recipe.rollout.linears is False
+
+
 def test_a_fork_stands_beside_its_parent_and_a_new_session_finds_both(root: Path) -> None:
     session = Session(root)
     parent = session.start(small())

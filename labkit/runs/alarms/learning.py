@@ -118,8 +118,11 @@ def accuracy_fell(evidence: Evidence) -> Finding | None:
 
 
 def sampler_fitted(evidence: Evidence) -> Finding | None:
-    rollout = [value for _, value in evidence.measured("accuracy")]
-    if len(evidence.evaluated) < 2 or len(rollout) < 2:
+    if len(evidence.evaluated) < 2:
+        return None
+    last = evidence.evaluated[-1].step  # rollouts after it are of a policy that learned more
+    rollout = [value for step, value in evidence.measured("accuracy") if step <= last]
+    if len(rollout) < 2:
         return None
     heldout = [record.metric("heldout_accuracy") for record in evidence.evaluated]
     window = min(WINDOW, len(rollout) // 2)
