@@ -24,7 +24,7 @@ STARTED, IN_FORCE = "as started", "in force now"
 
 
 def _yaml(experiment: Experiment) -> tuple[str, Sequence[str]]:
-    return experiment.to_yaml(), ("Carry it out with `labkit run FILE`.",)
+    return experiment.to_yaml(), ("`labkit run FILE` carries it out from step 0: switches, and what a fork began with, are not in it.",)
 
 
 def _command(experiment: Experiment) -> tuple[str, Sequence[str]]:
