@@ -131,7 +131,8 @@ class Lab:
         self._closed.set()
         self._wake.set()
         with self._lock, self._drawing:
-            children, self.widget.children = self.widget.children, (widgets.HTML("<i>This panel is closed; the newest cell with a panel has its runs.</i>"),)
+            closed = widgets.HTML("<i>This panel is closed; the newest cell with a panel has its runs.</i>")
+            children, self.widget.children = self.widget.children, (closed,)
             for child in children:
                 _close(child)
 

@@ -24,7 +24,8 @@ STARTED, IN_FORCE = "as started", "in force now"
 
 
 def _yaml(experiment: Experiment) -> tuple[str, Sequence[str]]:
-    return experiment.to_yaml(), ("`labkit run FILE` carries it out from step 0: switches, and what a fork began with, are not in it.",)
+    what = "`labkit run FILE` carries it out from step 0: switches, and what a fork began with, are not in it."
+    return experiment.to_yaml(), (what,)
 
 
 def _command(experiment: Experiment) -> tuple[str, Sequence[str]]:
