@@ -144,11 +144,16 @@ class Loop:
             reference_BR = self.trainer.reference_logprobs(rollouts, everything) if self.settings.kl_coef else None
             shadow_BR = self.trainer.shadow_logprobs(rollouts, everything) if self._clip_due() else None
         weights = self.correct(rollouts.logprobs_BR, p_BR, rollouts.mask_BR, advantages_B)
+        mask_BR = rollouts.mask_BR & weights.valid
         updates: list[Update] = []
         losses: list[LossTerms] = []
         with watch("update"):
             for mini_batch in batch.mini_batches:
-                update, terms = self._update(mini_batch, rollouts, p_BR, advantages_B, weights, reference_BR)
+                in_force = weights
+                if updates and self.correction.judges_current:  # the weights moved, but don't within an update
+                    current_BR, _ = self.trainer.logprobs(rollouts, mini_batch.micro_batches)
+                    in_force = self.correct(rollouts.logprobs_BR, p_BR, mask_BR, advantages_B, current_BR)
+                update, terms = self._update(mini_batch, batch, mask_BR, in_force, reference_BR)
                 updates.append(update)
                 losses += terms
             clip = self.clip
@@ -177,12 +182,10 @@ class Loop:
         )  # fmt: skip
 
     def _update(
-        self, mini_batch: MiniBatch, rollouts: Rollouts, p_BR: Tensor, advantages_B: Tensor, weights: Weights,
-        reference_BR: Tensor | None,
-    ) -> tuple[Update, list[LossTerms]]:  # fmt: skip
-        g_BR, mask_BR = rollouts.logprobs_BR, rollouts.mask_BR & weights.valid
-        # The denominator has to be known before the first micro-batch, so with verdicts that follow the update it is
-        # that of the policy before it.
+        self, mini_batch: MiniBatch, batch: Sampled, mask_BR: Tensor, weights: Weights, reference_BR: Tensor | None
+    ) -> tuple[Update, list[LossTerms]]:
+        """One optimizer update. `weights` is the verdict on the policy that it starts from."""
+        g_BR, p_BR, advantages_B = batch.rollouts.logprobs_BR, batch.p_BR, batch.advantages_B
         counting_bR = (mask_BR & weights.counting)[mini_batch.rows]
         num_sequences = len(mini_batch.rows)
         if self.correction.denominator == "drop":
@@ -190,13 +193,8 @@ class Loop:
         terms: list[LossTerms] = []
 
         def loss(rows: Tensor, current_bR: Tensor) -> Tensor:
-            verdict = weights[rows]
-            if self.correction.judges_current:
-                verdict = self.correct(
-                    g_BR[rows], p_BR[rows], mask_BR[rows], advantages_B[rows], current_bR.detach()
-                )  # fmt: skip
             term = grpo_loss(
-                current_bR, g_BR[rows], p_BR[rows], advantages_B[rows], verdict, mask_BR[rows],
+                current_bR, g_BR[rows], p_BR[rows], advantages_B[rows], weights[rows], mask_BR[rows],
                 reference=None if reference_BR is None else reference_BR[rows],
                 settings=self.settings, correction=self.correction, clip=self.clip,
                 num_tokens=int(counting_bR.sum()), num_sequences=num_sequences,
@@ -206,7 +204,7 @@ class Loop:
 
         pulled = self.settings.kl_coef or self.correction.anchor
         counting = [rows for rows in mini_batch.carrying if pulled or weights.applied[rows].any()]
-        update = self.trainer.update(rollouts, counting, loss)
+        update = self.trainer.update(batch.rollouts, counting, loss)
         if mini_batch.carrying and not counting:
             why = f"every sequence was rejected by {self.correction.short_str()}"
             update = dataclasses.replace(update, skipped=why)
@@ -236,7 +234,7 @@ class Loop:
 
         Raises ValueError, and changes nothing, if the Recipe can't be carried out.
         """
-        before, scales = self.recipe, self.scales
+        before, scales, clip = self.recipe, self.scales, self.clip
         changes = before.diff(recipe)
         if not changes:
             return changes
@@ -247,7 +245,7 @@ class Loop:
             self.refits.switch(self._new_engine(), recipe, self.scales)
         except BaseException:
             self._adopt(before)
-            self.scales = scales
+            self.scales, self.clip = scales, clip
             self.refits.switch(self._new_engine(), before, scales)
             raise
         self.recipe_version += 1
@@ -257,9 +255,11 @@ class Loop:
 
     def _adopt(self, recipe: Recipe) -> None:
         self.experiment = self.experiment.override({"recipe": recipe})
-        self.recipe, self.correction = recipe, recipe.correction
-        self.correct = correction_from(self.correction)
-        self.clip = clip_of(self.settings, self.correction)
+        self.recipe = recipe
+        if recipe.correction != self.correction:  # else a calibrated clip stays
+            self.correction = recipe.correction
+            self.correct = correction_from(self.correction)
+            self.clip = clip_of(self.settings, self.correction)
         self.trainer.switch(self.faults.trainer(self.experiment))
 
     def _scales_after(self, before: Recipe, scales: KVScales | None) -> KVScales | None:

@@ -131,6 +131,27 @@ def test_calibrated_clipping_moves_the_bounds_when_due() -> None:
     assert bounds[2] == bounds[1], "step 2 is not due"
 
 
+def test_the_verdict_in_force_is_that_on_the_policy_as_it_now_is() -> None:
+    """A first update that moves every response out of the window leaves the second mini-batch nothing to learn."""
+    changes = {"recipe.correction.name": "verl/bypass_pg_geo_rs", "grpo.minibatches": 2, "grpo.warmup_steps": 0}
+    _, still = run("bf16", steps=1, **changes, **{"grpo.lr": 0.0})
+    _, moved = run("bf16", steps=1, **changes, **{"grpo.lr": 0.3})
+    assert still.events == []
+    (event,) = moved.events
+    assert event.startswith("update skipped: every sequence was rejected by verl/bypass_pg_geo_rs")
+
+
+def test_a_switch_of_something_else_leaves_a_calibrated_clip_alone() -> None:
+    loop = Loop(experiment("fp8-e2e", steps=2, **{"recipe.correction.name": "calibrated-clip"}))
+    assert [record.step for record, _ in zip(loop.steps(), range(2), strict=False)] == [0, 1]
+    calibrated, start = loop.clip, Loop(loop.experiment).clip
+    assert calibrated != start
+    loop.switch(loop.recipe.override({"train.wgrad": False}))
+    assert loop.clip == calibrated
+    loop.switch(loop.recipe.override({"correction": {"name": "tis"}}))
+    assert loop.clip != calibrated
+
+
 def after_switch(recipe: str, to: Recipe, steps: int = 4, at: int = 2, **changes) -> list[StepRecord]:
     loop = Loop(experiment(recipe, steps, **changes))
     records = []
