@@ -10,6 +10,7 @@ import html
 import math
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -33,7 +34,7 @@ class View:
     numbers: Mapping[str, Any]
 
 
-class Explorer:
+class Explorer(ABC):
     """Controls, a picture and a sentence. Subclasses say which controls, and what they show."""
 
     title = ""
@@ -67,13 +68,13 @@ class Explorer:
         )
         self.set(**settings)
 
+    @abstractmethod
     def make_controls(self) -> dict[str, Control]:
         """The controls by the name of their setting, in the order in which they stand."""
-        raise NotImplementedError
 
+    @abstractmethod
     def show(self, *args: Any, **settings: Any) -> View:
         """Compute and draw."""
-        raise NotImplementedError
 
     @property
     def settings(self) -> dict[str, Any]:
