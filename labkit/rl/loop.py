@@ -27,6 +27,7 @@ from torch import Tensor
 
 from labkit import models, tasks
 from labkit.config import ConfigError, Experiment, Recipe
+from labkit.config.words import said_changes
 from labkit.fp8 import KVScales
 from labkit.models.rollouts import Rollouts
 from labkit.rl.advantages import group_advantages
@@ -59,10 +60,6 @@ def _check_layers(recipe: Recipe, num_layers: int) -> None:
             f"recipe.keep_bf16: first_layers {recipe.keep_bf16.first_layers} and last_layers "
             f"{recipe.keep_bf16.last_layers} leave none of the model's {num_layers} layers in FP8; lower them"
         )
-
-
-def _said(value: Any) -> str:
-    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
 
 
 class Loop:
@@ -249,8 +246,7 @@ class Loop:
             self.refits.switch(self._new_engine(), before, scales)
             raise
         self.recipe_version += 1
-        described = ", ".join(f"{key} {_said(old)} → {_said(new)}" for key, (old, new) in changes.items())
-        self.notices.append(f"recipe v{self.recipe_version}: {described}")
+        self.notices.append(f"recipe v{self.recipe_version}: {', '.join(said_changes(changes))}")
         return changes
 
     def _adopt(self, recipe: Recipe) -> None:

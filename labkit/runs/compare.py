@@ -21,7 +21,8 @@ from typing import Any, Protocol
 
 from rich.table import Table
 
-from labkit.config import Experiment, Filter
+from labkit.config import Experiment
+from labkit.config.words import said
 from labkit.runs.record import StepRecord
 
 EMULATED = "emulated: not a speed-up"
@@ -80,7 +81,7 @@ class Comparison:
 
     def rows(self) -> list[tuple[str, list[str]]]:
         """(name, one text per run): first the settings that differ, then the results."""
-        rows = [(key, [_setting(value) for value in values]) for key, values in self.settings.items()]
+        rows = [(key, [said(value) for value in values]) for key, values in self.settings.items()]
         for name, show in _RESULTS:
             cells = [show(summary) for summary in self.summaries]
             rows.append((name, cells))
@@ -219,14 +220,6 @@ def _flatten(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _number(value: float, form: str) -> str:
     return "–" if math.isnan(value) else format(value, form)
-
-
-def _setting(value: Any) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    if isinstance(value, list):  # of filters, or of names
-        return ", ".join(Filter(**each).short_str() if isinstance(each, dict) else str(each) for each in value) or "–"
-    return "–" if value is None or value == "" else str(value)
 
 
 def tmpe_text(value: float) -> str:

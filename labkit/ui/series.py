@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.config import Recipe
+from labkit.config.words import said, said_changes
 from labkit.runs.metrics import Metric, describe
 from labkit.runs.record import StepRecord
 from labkit.runs.report import PANELS
@@ -212,15 +213,9 @@ def marks(
 
 
 def _label(changes: Mapping[str, Sequence[Any]]) -> str:
-    names = [f"{path.split('.')[-1]} {_setting(after)}" for path, (_, after) in changes.items()]
+    names = [f"{path.split('.')[-1]} {said(after)}" for path, (_, after) in changes.items()]
     return names[0] + (f" +{len(names) - 1}" if len(names) > 1 else "") if names else "recipe"
 
 
 def _text(changes: Mapping[str, Sequence[Any]]) -> str:
-    return ", ".join(f"{path} {_setting(old)} → {_setting(new)}" for path, (old, new) in changes.items())
-
-
-def _setting(value: Any) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return "–" if value is None else str(value)
+    return ", ".join(said_changes(changes))

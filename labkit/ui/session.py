@@ -16,6 +16,7 @@ from threading import RLock
 from typing import Any
 
 from labkit.config import Experiment, Recipe
+from labkit.config.words import said_changes
 from labkit.runs.process import Run
 from labkit.runs.store import RunError, list_directories, runs_root
 from labkit.ui.watched import View, Watched
@@ -217,7 +218,7 @@ class Session:
         self._in_flight = None
         if event["event"] == "refused":
             return Answer(False, f"refused: {event['reason']}", recipe)
-        changes = ", ".join(f"{key} {_word(old)} → {_word(new)}" for key, (old, new) in event["changes"].items())
+        changes = ", ".join(said_changes(event["changes"]))
         return Answer(True, f"switched at step {event['step']}: {changes or 'nothing differs'}", recipe)
 
     # how
@@ -283,12 +284,6 @@ class Session:
     def _said(self, recipe: Recipe) -> str:
         view = self._driven().view
         changes = view.recipe.diff(recipe)
-        said = ", ".join(f"{key} {_word(old)} → {_word(new)}" for key, (old, new) in changes.items())
+        said = ", ".join(said_changes(changes))
         when = "after the pause" if self._pausing else "from the next step on"
         return f"{said or 'back to how it is'}, {when}"
-
-
-def _word(value: Any) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return "–" if value in (None, [], ()) else str(value)

@@ -2,13 +2,11 @@
 
 from collections.abc import Sequence
 
-import ipywidgets as widgets
-
 from labkit.config import Recipe
 from labkit.runs.record import Active, StepRecord
 from labkit.ui import theme
 from labkit.ui.tabs.page import esc, note, page, table
-from labkit.ui.tabs.view import OpenRun, put, state_of
+from labkit.ui.tabs.view import OpenRun, TextTab, state_of
 
 _STATES = {
     "fp8": ("native FP8", f"border: 2px solid {theme.COLOURS[2]}"),
@@ -19,19 +17,14 @@ _STATES = {
 }
 
 
-class ActiveTab:
+class ActiveTab(TextTab):
     title = "What is active"
 
-    def __init__(self) -> None:
-        self.body = widgets.HTML()
-        self.widget = widgets.VBox([self.body])
-        self._shown: object = None
+    def state(self, views: Sequence[OpenRun], selected: OpenRun | None) -> object:
+        return state_of(selected)
 
-    def update(self, views: Sequence[OpenRun], selected: OpenRun | None) -> None:
-        state = state_of(selected)
-        if state != self._shown:
-            self._shown = state
-            put(self.body, _content(selected))
+    def content(self, views: Sequence[OpenRun], selected: OpenRun | None) -> str:
+        return _content(selected)
 
 
 def _content(selected: OpenRun | None) -> str:

@@ -2,12 +2,10 @@
 
 from collections.abc import Sequence
 
-import ipywidgets as widgets
-
 from labkit.runs.alarms import RULES, Alarm
 from labkit.ui import theme
 from labkit.ui.tabs.page import esc, note, page
-from labkit.ui.tabs.view import OpenRun, name_of, put, state_of
+from labkit.ui.tabs.view import OpenRun, TextTab, name_of, state_of
 
 _LOOK = {
     "critical": ("✖", f"6px solid {theme.COLOURS[1]}"),
@@ -15,21 +13,16 @@ _LOOK = {
 }
 
 
-class Alarms:
+class Alarms(TextTab):
     title = "Alarms"
 
-    def __init__(self) -> None:
-        self.body = widgets.HTML()
-        self.widget = widgets.VBox([self.body])
-        self._shown: object = None
+    def state(self, views: Sequence[OpenRun], selected: OpenRun | None) -> object:
+        return [(state_of(view), tuple(view.alarms)) for view in views], state_of(selected)
 
-    def update(self, views: Sequence[OpenRun], selected: OpenRun | None) -> None:
-        state = [(state_of(view), tuple(view.alarms)) for view in views], state_of(selected)
-        if state != self._shown:
-            self._shown = state
-            first = selected.id if selected else ""
-            ordered = sorted(views, key=lambda view: view.id != first)
-            put(self.body, page(*map(_run, ordered)) if views else page(note("No run is open.")))
+    def content(self, views: Sequence[OpenRun], selected: OpenRun | None) -> str:
+        first = selected.id if selected else ""
+        ordered = sorted(views, key=lambda view: view.id != first)
+        return page(*map(_run, ordered)) if views else page(note("No run is open."))
 
 
 def _run(view: OpenRun) -> str:

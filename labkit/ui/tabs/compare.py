@@ -1,29 +1,21 @@
 """Compare: the settings in which the open runs differ, and what came of them. Equal settings are left out."""
 
 from collections.abc import Sequence
-from typing import Any
 
-import ipywidgets as widgets
-
+from labkit.config.words import said_changes
 from labkit.runs.compare import compare
 from labkit.ui.tabs.page import esc, note, page, table
-from labkit.ui.tabs.view import OpenRun, Recorded, name_of, put, state_of
+from labkit.ui.tabs.view import OpenRun, Recorded, TextTab, name_of, state_of
 
 
-class Compare:
+class Compare(TextTab):
     title = "Compare"
 
-    def __init__(self) -> None:
-        self.body = widgets.HTML()
-        self.widget = widgets.VBox([self.body])
-        self._shown: object = None
+    def state(self, views: Sequence[OpenRun], selected: OpenRun | None) -> object:
+        return [state_of(view) for view in views if view.visible]
 
-    def update(self, views: Sequence[OpenRun], selected: OpenRun | None) -> None:
-        shown = [view for view in views if view.visible]
-        state = [state_of(view) for view in shown]
-        if state != self._shown:
-            self._shown = state
-            put(self.body, _content(shown))
+    def content(self, views: Sequence[OpenRun], selected: OpenRun | None) -> str:
+        return _content([view for view in views if view.visible])
 
 
 def _content(views: Sequence[OpenRun]) -> str:
@@ -53,14 +45,6 @@ def _content(views: Sequence[OpenRun]) -> str:
 def _changes(view: OpenRun) -> str:
     lines = [f"fork of {view.parent[0]} after step {view.parent[1]}"] if view.parent else []
     for switch in view.switches:
-        changes = [f"{key} {_said(old)} → {_said(new)}" for key, (old, new) in switch.changes.items()]
+        changes = said_changes(switch.changes)
         lines += [f"step {switch.step}: {changes[0]}", *changes[1:]] if changes else []
     return "<br>".join(map(esc, lines)) or "–"
-
-
-def _said(value: Any) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    if isinstance(value, list | tuple):
-        return " + ".join(map(str, value)) or "none"
-    return "–" if value is None or value == "" else str(value)

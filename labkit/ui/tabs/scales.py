@@ -3,14 +3,12 @@
 import math
 from collections.abc import Sequence
 
-import ipywidgets as widgets
-
 from labkit.runs.record import StepRecord
 from labkit.ui import theme
 from labkit.ui.series import decimate, marks, points
 from labkit.ui.tabs.page import esc, note, number, page, table
 from labkit.ui.tabs.plot import WIDTH, Axis, Plot, svg, swatch
-from labkit.ui.tabs.view import OpenRun, put, state_of
+from labkit.ui.tabs.view import OpenRun, TextTab, state_of
 
 FP8_MAX = {"e4m3": 448.0, "e5m2": 57344.0}
 _SATURATION_LIMIT = 1e-3  # what `labkit metrics` calls healthy
@@ -21,19 +19,14 @@ Curve = list[tuple[float, float]]
 Looks = dict[int, tuple[str, str]]
 
 
-class Scales:
+class Scales(TextTab):
     title = "Scales"
 
-    def __init__(self) -> None:
-        self.body = widgets.HTML()
-        self.widget = widgets.VBox([self.body])
-        self._shown: object = None
+    def state(self, views: Sequence[OpenRun], selected: OpenRun | None) -> object:
+        return state_of(selected)
 
-    def update(self, views: Sequence[OpenRun], selected: OpenRun | None) -> None:
-        state = state_of(selected)
-        if state != self._shown:
-            self._shown = state
-            put(self.body, _content(selected))
+    def content(self, views: Sequence[OpenRun], selected: OpenRun | None) -> str:
+        return _content(selected)
 
 
 def _content(selected: OpenRun | None) -> str:

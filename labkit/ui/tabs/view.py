@@ -1,6 +1,7 @@
 """What the tabs need of a run, and how they hand it to code that wants a Run."""
 
 import html
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +63,29 @@ def put(widget: ipywidgets.HTML, content: str) -> None:
     """Send only what differs: an equal text would still lose a selection made by hand."""
     if widget.value != content:
         widget.value = content
+
+
+class TextTab(ABC):
+    """A tab that is one page of HTML, made again when what it depends on differs."""
+
+    def __init__(self) -> None:
+        self.body = ipywidgets.HTML()
+        self.widget = ipywidgets.VBox([self.body])
+        self._shown: object = None
+
+    def update(self, views: Sequence[OpenRun], selected: OpenRun | None) -> None:
+        state = self.state(views, selected)
+        if state != self._shown:
+            self._shown = state
+            put(self.body, self.content(views, selected))
+
+    @abstractmethod
+    def state(self, views: Sequence[OpenRun], selected: OpenRun | None) -> object:
+        """What the page depends on, to be compared."""
+
+    @abstractmethod
+    def content(self, views: Sequence[OpenRun], selected: OpenRun | None) -> str:
+        """The page."""
 
 
 def name_of(view: RunView) -> str:
