@@ -104,11 +104,11 @@ class StepDisplay:
 
     def _raise_alarms(self, run: "Run", record: "StepRecord") -> None:
         """Say an alarm when it is first raised; `labkit show` has its cause and cure."""
-        from labkit.runs.alarms import alarms
+        from labkit.runs.alarms import alarms_in_force
 
         records = self._records.setdefault(run.id, [])
         records.append(record)
-        for alarm in alarms(records, run.experiment):
+        for alarm in alarms_in_force(records, run.experiment, run.switches()):
             if (run.id, alarm.name) not in self._raised:
                 self._raised.add((run.id, alarm.name))
                 self.say(f"{run.id} step {record.step}: {alarm.severity}: {alarm.what}. {alarm.cure}")

@@ -26,7 +26,7 @@ from labkit.config import Experiment, Recipe
 from labkit.config.experiment import MODEL_TASKS
 from labkit.config.locations import model_folder
 from labkit.runs import lock
-from labkit.runs.alarms import Alarm, alarms
+from labkit.runs.alarms import Alarm, alarms_in_force
 from labkit.runs.fork import fork, origin
 from labkit.runs.record import StepRecord
 from labkit.runs.state import RunState, StateName
@@ -132,9 +132,7 @@ class Run:
 
     def alarms(self) -> list[Alarm]:
         """What in the steps under the Recipe in force says that something is broken, why, and what to do about it."""
-        switches = self.switches()
-        since = switches[-1].step if switches else 0
-        return alarms(self.records(since), self.experiment.override({"recipe": self.recipe}))
+        return alarms_in_force(self.records(), self.experiment, self.switches())
 
     def events(self) -> list[dict[str, Any]]:
         """What the worker did besides steps: started, paused, checkpoint, switched, refused, ..."""

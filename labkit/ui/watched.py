@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.config import Experiment, Recipe
-from labkit.runs.alarms import Alarm, alarms
+from labkit.runs.alarms import Alarm, alarms_in_force
 from labkit.runs.jsonl import complete_lines, load_object
 from labkit.runs.process import Run
 from labkit.runs.record import StepRecord
@@ -137,7 +137,4 @@ class Watched:
         if len(self._records) == count or (status.active and time.monotonic() - when < _ALARMS_EVERY):
             return
         self._judged = (time.monotonic(), len(self._records))
-        since = self._switches[-1].step if self._switches else 0
-        recipe = self._switches[-1].recipe if self._switches else self.run.experiment.recipe
-        records = [record for record in self._records if record.step >= since]
-        self._alarms = tuple(alarms(records, self.run.experiment.override({"recipe": recipe})))
+        self._alarms = tuple(alarms_in_force(self._records, self.run.experiment, self._switches))

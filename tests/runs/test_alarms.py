@@ -12,8 +12,9 @@ import torch
 from labkit import rl
 from labkit.config import Correction, Experiment, Filter, preset
 from labkit.rl.loop import Loop
-from labkit.runs.alarms import RULES, Alarm, alarms, correction, engine, learning, mismatch
+from labkit.runs.alarms import RULES, Alarm, alarms, alarms_in_force, correction, engine, learning, mismatch
 from labkit.runs.record import StepRecord
+from labkit.runs.store import Switch
 
 SOUND: dict[str, float | None] = {
     "accuracy": 0.4, "reward": 0.4, "truncated_share": 0.02, "zero_advantage_share": 0.1, "entropy": 0.2, "lr": 1e-4,
@@ -394,3 +395,16 @@ def test_a_window_suggested_is_one_that_can_be_set(small: Experiment) -> None:
         found = dict(re.findall(r"(recipe\.correction\.\w+) to ([\d.]+)", alarm.cure))
         changed = experiment.override({key: float(value.rstrip(".")) for key, value in found.items()})
         assert batch(g, p, changed.recipe.correction)["kept_share"] >= 0.8, name
+
+
+# ---- after a switch
+
+
+def test_the_recipe_in_force_is_what_a_step_is_held_to() -> None:
+    off = dict.fromkeys(FP8_ROLLOUT, "bf16")
+    records = [*run_of(2), *(step(number, off, tokens_differing=0.0, token_mult_prob_error=1.0) for number in (3, 4))]
+    to = Switch(3, 1, {}, preset("bf16").recipe, 0.0)
+    assert "not-active" in [alarm.name for alarm in alarms_in_force(records, EXPERIMENT, [])]
+    assert alarms_in_force(records, EXPERIMENT, [to]) == []
+    assert alarms_in_force([step(1, off), *records[2:]], EXPERIMENT, [to]) == [], "step 1 was before it"
+    assert alarms_in_force(records[:2], EXPERIMENT, [to]) == [], "no step under it yet"

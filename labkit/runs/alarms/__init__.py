@@ -14,11 +14,15 @@ To add one: write a rule, from Evidence to a Finding or None, in one of the modu
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from labkit.config import Experiment
 from labkit.runs.alarms import correction, engine, learning, mismatch
 from labkit.runs.alarms.evidence import Evidence, Finding, Severity
 from labkit.runs.record import StepRecord
+
+if TYPE_CHECKING:
+    from labkit.runs.store import Switch
 
 
 @dataclass(frozen=True)
@@ -75,3 +79,12 @@ def alarms(records: Sequence[StepRecord], experiment: Experiment | None = None) 
                 Alarm(name, min(found.steps), max(found.steps), found.severity, found.what, found.cause, found.cure)
             )
     return sorted(raised, key=lambda alarm: (alarm.severity != "critical", alarm.step))
+
+
+def alarms_in_force(records: Sequence[StepRecord], experiment: Experiment, switches: "Sequence[Switch]") -> list[Alarm]:
+    """Of the steps under the Recipe that the run was last switched to: what an earlier one meant no longer counts."""
+    if not switches:
+        return alarms(records, experiment)
+    latest = switches[-1]
+    since = [record for record in records if record.step >= latest.step]
+    return alarms(since, experiment.override({"recipe": latest.recipe}))

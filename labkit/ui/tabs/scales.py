@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+from labkit.runs.metrics import describe
 from labkit.runs.record import StepRecord
 from labkit.ui import theme
 from labkit.ui.series import decimate, marks, points
@@ -11,7 +12,6 @@ from labkit.ui.tabs.plot import WIDTH, Axis, Plot, svg, swatch
 from labkit.ui.tabs.view import OpenRun, TextTab, state_of
 
 FP8_MAX = {"e4m3": 448.0, "e5m2": 57344.0}
-_SATURATION_LIMIT = 1e-3  # what `labkit metrics` calls healthy
 _POINTS = 100  # of a line: the plots are small, and a model may have many layers
 _NAMED = 6  # layers with a colour and a name; others stay grey
 _HEAD = ("layer", "q scale", "k scale", "v scale", "q up to", "k up to", "v up to", "k since the first step")
@@ -119,11 +119,12 @@ def _clipped(view: OpenRun) -> str:
         return ""
     values = [float(value) for _, y in curves.values() for value in y]
     low, last = 1e-7, max(float(x[-1]) for x, _ in curves.values())
-    y_axis = Axis.around([*values, _SATURATION_LIMIT, low], "share clipped", log=True)
+    _, healthy = describe("kv_saturation_k").healthy or (0.0, low)
+    y_axis = Axis.around([*values, healthy, low], "share clipped", log=True)
     plot = Plot(
         "Saturation: cached values that the scale clipped", Axis(0.0, last, "step"), y_axis, width=WIDTH, height=220
     )
-    plot.across(_SATURATION_LIMIT, "healthy below 0.001")
+    plot.across(healthy, f"healthy below {healthy:g}")
     for index, (x, y) in enumerate(curves.values()):
         colour, dash = theme.style(index)
         plot.line([(float(a), max(float(b), low)) for a, b in zip(x, y, strict=True)], colour, dash)
