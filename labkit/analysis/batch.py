@@ -13,6 +13,7 @@ Experiment as YAML in its metadata; the model's own folder (config, tokenizer) i
 import dataclasses
 import errno
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
@@ -165,7 +166,8 @@ def collect(source: "str | Experiment | Run") -> Batch:
 
 def _next_batch(loop: Loop) -> Batch:
     sampled = loop.sample(Stopwatch())
-    weights, engine_weights = _copied(loop.trainer.weights()), _copied(loop.engine.model.weights())
+    assert loop.refits.arrived is not None
+    weights, engine_weights = _copied(loop.trainer.weights()), _copied(loop.refits.arrived.weights)
     same = all(torch.equal(tensor, engine_weights[name]) for name, tensor in weights.items())
     return Batch(
         experiment=loop.experiment,
@@ -180,5 +182,5 @@ def _next_batch(loop: Loop) -> Batch:
     )
 
 
-def _copied(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+def _copied(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in weights.items()}

@@ -1,5 +1,6 @@
 """Recipes and Experiments: what is to be run, checked before anything runs. Imports no torch."""
 
+from labkit.config.cluster import Cluster
 from labkit.config.correction import Correction, Filter
 from labkit.config.corrections import CORRECTIONS
 from labkit.config.errors import ConfigError
@@ -14,6 +15,7 @@ __all__ = [
     "GRPO",
     "MODEL_DEFAULTS",
     "RECIPES",
+    "Cluster",
     "ConfigError",
     "Correction",
     "Experiment",

@@ -6,7 +6,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from labkit.config import faults
+from labkit.config import engines, faults
+from labkit.config.cluster import Cluster
 from labkit.config.errors import did_you_mean, wrong
 from labkit.config.recipe import Recipe
 from labkit.config.settings import Float, Int, Name, Settings
@@ -97,8 +98,10 @@ class Experiment(Settings):
     task_options: Annotated[dict[str, Any], AfterValidator(_plain)] = Field(default={})
     grpo: GRPO = GRPO()
     sampling: Sampling = Sampling()
-    engine: Literal["local"] = "local"
-    trainer: Literal["local"] = "local"
+    engine: Literal["local", "vllm"] = "local"
+    trainer: Literal["local", "te"] = "local"
+    device: Literal["cpu", "cuda"] = "cpu"
+    cluster: Cluster = Cluster()
     trainer_attention: Literal["math", "sdpa"] = "math"  # math: the same kernels as the rollout
     steps: Int = Field(default=60, ge=1, le=1_000_000)
     eval_every: Int = Field(default=20, ge=1)
@@ -115,6 +118,7 @@ class Experiment(Settings):
             object.__setattr__(self, "task", self._own_task())
         _check_task(self.task, self.model)
         faults.check(self)
+        engines.check(self)
         correction = self.recipe.correction
         if self.grpo.staleness >= self.steps:
             what = f"{self.grpo.staleness} of {self.steps} steps: the engine would never see an update"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from labkit.config import Experiment
-    from labkit.rollout import LocalEngine, Request
+    from labkit.rollout import Engine, LocalEngine, Request
 
 
 class Fault:
@@ -44,7 +44,7 @@ class Fault:
         """What of a refit arrives at the engine."""
         return sent
 
-    def rollouts(self, rollouts: Rollouts, engine: "LocalEngine") -> Rollouts:
+    def rollouts(self, rollouts: Rollouts, engine: "Engine") -> Rollouts:
         """What the engine says that it sampled."""
         return rollouts
 

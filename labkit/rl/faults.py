@@ -32,7 +32,7 @@ from labkit.rl.engine_faults import (
     ZeroBlock,
 )
 from labkit.rl.fault import Fault
-from labkit.rollout import Delivery, LocalEngine, Request
+from labkit.rollout import Delivery, Engine, LocalEngine, Request
 from labkit.runs.record import Active
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class WrongTemperature(Fault):
         colder = {"temperature": COLDER * request.sampling.temperature}
         return replace(request, sampling=request.sampling.override(colder))
 
-    def rollouts(self, rollouts: Rollouts, engine: LocalEngine) -> Rollouts:
+    def rollouts(self, rollouts: Rollouts, engine: Engine) -> Rollouts:
         return replace(rollouts, logprobs_BR=engine.score(rollouts, self.claimed))
 
 
@@ -81,7 +81,7 @@ class RawLogprobs(Fault):
     name = "raw-logprobs"
     detail = "reports the log-probs of the raw logits, before temperature, top-p and top-k"
 
-    def rollouts(self, rollouts: Rollouts, engine: LocalEngine) -> Rollouts:
+    def rollouts(self, rollouts: Rollouts, engine: Engine) -> Rollouts:
         return replace(rollouts, logprobs_BR=engine.score(rollouts, Sampling()))
 
 
@@ -93,7 +93,7 @@ class LogprobsDivided(Fault):
         self.temperature = request.sampling.temperature
         return request
 
-    def rollouts(self, rollouts: Rollouts, engine: LocalEngine) -> Rollouts:
+    def rollouts(self, rollouts: Rollouts, engine: Engine) -> Rollouts:
         return replace(rollouts, logprobs_BR=engine.score(rollouts, Sampling()) / self.temperature)
 
 
@@ -101,7 +101,7 @@ class LogprobsShifted(Fault):
     name = "logprobs-shifted"
     detail = "each token carries the log-prob of the one before it"
 
-    def rollouts(self, rollouts: Rollouts, engine: LocalEngine) -> Rollouts:
+    def rollouts(self, rollouts: Rollouts, engine: Engine) -> Rollouts:
         g_BR = rollouts.logprobs_BR
         shifted_BR = torch.cat([g_BR[:, :1], g_BR[:, :-1]], dim=1)
         return replace(rollouts, logprobs_BR=torch.where(rollouts.mask_BR, shifted_BR, 0.0))
@@ -111,7 +111,7 @@ class NaNLogprobs(Fault):
     name = "nan-logprobs"
     detail = f"reports NaN for one token in {EVERY_NAN}"
 
-    def rollouts(self, rollouts: Rollouts, engine: LocalEngine) -> Rollouts:
+    def rollouts(self, rollouts: Rollouts, engine: Engine) -> Rollouts:
         place_BR = torch.arange(rollouts.logprobs_BR.numel()).view(rollouts.logprobs_BR.shape)
         broken_BR = rollouts.mask_BR & (place_BR % EVERY_NAN == 0)
         return replace(rollouts, logprobs_BR=rollouts.logprobs_BR.masked_fill(broken_BR, torch.nan))
@@ -263,7 +263,7 @@ class Faults(Fault):
             sent = fault.delivery(sent)
         return sent
 
-    def rollouts(self, rollouts: Rollouts, engine: LocalEngine) -> Rollouts:
+    def rollouts(self, rollouts: Rollouts, engine: Engine) -> Rollouts:
         for fault in self.all:
             rollouts = fault.rollouts(rollouts, engine)
         return rollouts

@@ -42,10 +42,10 @@ from labkit.rl.objectives import Clip, calibrated
 from labkit.rl.ratio import log_ratio
 from labkit.rl.recalibration import initial_scales, next_scales
 from labkit.rl.refits import NOTHING_IN_FLIGHT, Refits, scales_from_dict, scales_to_dict
-from labkit.rollout import Delivery, LocalEngine, Request
+from labkit.rollout import Delivery, Engine, LocalEngine, Request, build_engine
 from labkit.rollout.local import left_pad
 from labkit.runs.record import StepRecord
-from labkit.training import LocalTrainer, Update
+from labkit.training import Update, build_trainer
 
 
 def _nothing() -> None:
@@ -78,8 +78,9 @@ class Loop:
         self.prompter.check(policy.config.max_positions - max_new_tokens)
         request = Request(experiment.sampling, max_new_tokens, self.prompter.stop_ids, self.settings.group_size)
         self.request = self.faults.request(request)
-        self.trainer = LocalTrainer(policy, self.faults.trainer(experiment), on_microstep)
-        self.on_microstep, self.pad_id, self.model_config = on_microstep, policy.tokenizer.pad_id, policy.config
+        self.trainer = build_trainer(policy, self.faults.trainer(experiment), on_microstep)
+        self.on_microstep, self.policy = on_microstep, policy
+        self.pad_id, self.model_config = policy.tokenizer.pad_id, policy.config
         one_each = Request(experiment.sampling, max_new_tokens, self.prompter.stop_ids)
         self.held_out = HeldOut(policy, self.prompter, one_each, experiment.eval_prompts, on_microstep)
 
@@ -97,12 +98,12 @@ class Loop:
         self._send(Stopwatch())
 
     @property
-    def engine(self) -> LocalEngine:
+    def engine(self) -> Engine:
         return self.refits.engine
 
-    def _new_engine(self) -> LocalEngine:
-        engine = LocalEngine(self.model_config, self.recipe, self.pad_id, self.on_microstep)
-        return self.faults.engine(engine)
+    def _new_engine(self) -> Engine:
+        engine = build_engine(self.policy, self.experiment, self.on_microstep)
+        return self.faults.engine(engine) if isinstance(engine, LocalEngine) else engine  # the only one with faults
 
     def steps(self) -> Iterator[StepRecord]:
         while self.step_index <= self.experiment.steps:
@@ -347,7 +348,7 @@ class Loop:
         recipe = Recipe(**state["recipe"]) if "recipe" in state else self.recipe
         if recipe != self.recipe:
             self._adopt(recipe)
-            self.refits.engine, self.refits.recipe = self._new_engine(), recipe
+            self.refits.replace(self._new_engine(), recipe)
         self.recipe_version = state.get("recipe_version", 0)
         self.trainer.load_state_dict(state["trainer"])
         kind, words, gauss = state["prompt_rng"]

@@ -16,7 +16,7 @@ from labkit.rl.corrections import Weights
 from labkit.rl.episodes import Scored
 from labkit.rl.loss import LossTerms
 from labkit.rl.metrics import mismatch, weight_statistics
-from labkit.rollout import LocalEngine
+from labkit.rollout import Engine
 from labkit.tasks import Problem
 from labkit.training import Update
 
@@ -79,7 +79,7 @@ def step_metrics(
     }
 
 
-def engine_metrics(engine: LocalEngine, codes_changed: float | None, staleness: int) -> dict[str, float | None]:
+def engine_metrics(engine: Engine, codes_changed: float | None, staleness: int) -> dict[str, float | None]:
     """What the engine noticed while it generated, and when it took the weights that it generated with."""
     saturation = {f"kv_saturation_{tensor}": share for tensor, share in engine.saturation.items()}
     return {**saturation, "codes_changed": codes_changed, "staleness": float(staleness)}

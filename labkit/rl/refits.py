@@ -18,15 +18,16 @@ from labkit.config import Recipe
 from labkit.fp8 import KVScales
 from labkit.rl.faults import Faults
 from labkit.rl.measure import Stopwatch
-from labkit.rollout import Delivery, LocalEngine, verify
+from labkit.rollout import Delivery, Engine, verify
 
 NOTHING_IN_FLIGHT: dict[str, Any] = {"in_flight": [], "codes_changed": None, "measured": None}
 
 
 class Refits:
-    def __init__(self, engine: LocalEngine, recipe: Recipe, faults: Faults, staleness: int) -> None:
+    def __init__(self, engine: Engine, recipe: Recipe, faults: Faults, staleness: int) -> None:
         self.engine, self.recipe, self.faults, self.staleness = engine, recipe, faults, staleness
         self.in_flight: list[Delivery] = []  # the first of them is in the engine
+        self.arrived: Delivery | None = None  # what the engine took last
         self.codes_changed: float | None = None  # share of FP8 weight values that the last arrival changed, if any
 
     def send(self, weights: Mapping[str, Tensor], scales: KVScales | None, version: int, watch: Stopwatch) -> None:
@@ -40,17 +41,23 @@ class Refits:
             changed = self.engine.codes_changed  # NaN: the first weights, or no FP8 linears
             self.codes_changed = None if math.isnan(changed) else changed
 
-    def switch(self, engine: LocalEngine, recipe: Recipe, scales: KVScales | None) -> None:
+    def switch(self, engine: Engine, recipe: Recipe, scales: KVScales | None) -> None:
         """The same weights go to another engine, with these scales."""
-        self.engine, self.recipe = engine, recipe
+        self.replace(engine, recipe)
         self.in_flight = [dataclasses.replace(sent, scales=scales) for sent in self.in_flight]
         self._arrive(Stopwatch())
+
+    def replace(self, engine: Engine, recipe: Recipe) -> None:
+        """Another engine, which has no weights yet."""
+        self.engine.close()
+        self.engine, self.recipe = engine, recipe
 
     def _arrive(self, watch: Stopwatch) -> None:
         sent = self.in_flight[0]
         with watch("refit"):
             arriving = self.faults.delivery(sent)
             self.engine.refit(arriving.weights, arriving.scales, arriving.version)
+            self.arrived = arriving
         with watch("verify"):
             if self.faults.verified:
                 verify(self.engine, self.recipe, sent)

@@ -54,6 +54,9 @@ class Engine(Protocol):
     def refit(self, weights: Mapping[str, Tensor], kv_scales: KVScales | None, version: int) -> None:
         """Take new weights and scales and forget every cached key and value. All or nothing."""
 
+    def keep_scales(self, measured: KVScales) -> None:
+        """Go on with scales that the engine itself measured before, for the weights it has."""
+
     def state(self) -> EngineState: ...
 
     def read_back(self) -> Iterator[tuple[str, Tensor]]:
@@ -61,3 +64,6 @@ class Engine(Protocol):
 
     def active(self) -> dict[str, Active]:
         """component -> {"state": fp8 | emulated | bf16, "detail": how}, as it really runs."""
+
+    def close(self) -> None:
+        """Give back what it holds; it is not used afterwards."""

@@ -152,6 +152,9 @@ class LocalEngine:
         self.kv_precision = replace(self.kv_precision, scales=measured)
         self._calibrate_on_next_prompt = False
 
+    def close(self) -> None:
+        """Nothing but memory is held, and that goes with the object."""
+
     # ---- weights and scales
 
     @torch.no_grad()

@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from labkit import environment
-from labkit.config import Experiment, Recipe
+from labkit.config import ConfigError, Experiment, Recipe
 from labkit.config.experiment import MODEL_TASKS
 from labkit.config.locations import model_folder
+from labkit.hardware.packages import unavailable
 from labkit.runs import lock
 from labkit.runs.alarms import Alarm, alarms_in_force
 from labkit.runs.fork import fork, origin
@@ -61,9 +62,11 @@ class Run:
     def start(cls, experiment: Experiment, root: str | Path | None = None) -> "Run":
         """Create the run directory and start its worker. Returns at once.
 
-        Raises ValueError, before anything is created, if the model or the task isn't there. The run keeps
-        their paths as absolute ones, so that it can be resumed from any folder.
+        Raises ValueError, before anything is created, if the model, the task or a package isn't there. The run
+        keeps the paths of the first two as absolute ones, so that it can be resumed from any folder.
         """
+        if missing := unavailable(experiment):
+            raise ConfigError(missing)
         model_folder(experiment.model)
         load_task(experiment.task, experiment.task_options)
         run = cls(RunDirectory.create(_with_absolute_paths(experiment), root))

@@ -3,22 +3,20 @@ and nvidia-smi is asked, so that looking costs a fraction of a second and no mem
 """
 
 import contextlib
-import importlib.util
 import os
 import platform
-import re
 import shutil
 import signal
 import subprocess
 import time
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
 import psutil
 
 from labkit import __version__
+from labkit.hardware.packages import installed, torch_cuda
 from labkit.runs.process import Run
 from labkit.runs.store import runs_root
 
@@ -55,7 +53,7 @@ def _kernel() -> Check:
 
 
 def _packages() -> Check:
-    versions = {name: _version(name) for name in ("torch", *PANEL)}
+    versions = {name: installed(name) for name in ("torch", *PANEL)}
     found = ", ".join(f"{name} {number}" for name, number in versions.items() if number)
     if absent := [name for name, number in versions.items() if number is None]:
         return Check("packages", "problem", found, f"missing: {', '.join(absent)}; pip install -e '.[lab]'")
@@ -121,7 +119,7 @@ def _gpus() -> list[Check]:
     except (subprocess.SubprocessError, OSError) as error:
         said = getattr(error, "output", "") or str(error)
         return [Check("GPU", "note", f"nvidia-smi fails: {' '.join(str(said).split())[:120]}", "runs use the CPU")]
-    return [gpu(line, _torch_cuda()) for line in lines if line.strip()]
+    return [gpu(line, torch_cuda()) for line in lines if line.strip()]
 
 
 def gpu(line: str, torch_cuda: str | None) -> Check:
@@ -141,25 +139,6 @@ def gpu(line: str, torch_cuda: str | None) -> Check:
 
 def _dotted(capability: tuple[int, int]) -> str:
     return f"{capability[0]}.{capability[1]}"
-
-
-def _torch_cuda() -> str | None:
-    """The CUDA version that torch was built with, read from its files: importing it takes seconds."""
-    spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
-        return None
-    with contextlib.suppress(OSError):
-        text = (Path(spec.origin).parent / "version.py").read_text()
-        if match := re.search(r"^cuda\b[^=]*=\s*['\"](.+?)['\"]", text, re.MULTILINE):
-            return match.group(1)
-    return None
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _number(path: str) -> int | None:

@@ -1,0 +1,50 @@
+"""What engine, trainer, device and cluster can't do together, each with the way out. Whether the packages are
+installed is another question, which `labkit.hardware.packages` answers for the machine at hand.
+"""
+
+from typing import TYPE_CHECKING
+
+from labkit.config.errors import wrong
+
+if TYPE_CHECKING:
+    from labkit.config.experiment import Experiment
+
+
+def check(experiment: "Experiment") -> None:
+    if experiment.engine == "vllm":
+        _check_vllm(experiment)
+    if experiment.trainer == "te":
+        _check_te(experiment)
+    if experiment.faults:
+        _check_faults(experiment)
+    if experiment.cluster.overlap and not experiment.grpo.staleness:
+        what = "the next batch is sampled before this step's weights exist"
+        raise wrong("grpo.staleness", f"{what}; set it to at least 1, or cluster.overlap to false")
+
+
+def _check_vllm(experiment: "Experiment") -> None:
+    recipe = experiment.recipe
+    if not recipe.keep_bf16.lm_head and recipe.rollout.linears:
+        raise wrong("recipe.keep_bf16.lm_head", "vLLM never quantises the lm_head; set it to true, or engine to local")
+    if recipe.recalibration.policy == "engine":
+        what = "vLLM no longer measures scales itself"
+        raise wrong("recipe.recalibration.policy", f"{what}; choose every-step, or engine local")
+    if recipe.rollout.attention and experiment.device == "cpu":
+        what = "vLLM on a CPU reads the FP8 cache but multiplies in BF16"
+        raise wrong("recipe.rollout.attention", f"{what}; turn it off, or set engine to local")
+
+
+def _check_te(experiment: "Experiment") -> None:
+    if experiment.device != "cuda":
+        raise wrong("device", "Transformer Engine computes on CUDA devices only; set it to cuda, or trainer to local")
+
+
+def _check_faults(experiment: "Experiment") -> None:
+    """Faults reach into engine and trainer of this package."""
+    for key, value, needed in (
+        ("engine", experiment.engine, "local"),
+        ("trainer", experiment.trainer, "local"),
+        ("cluster.placement", experiment.cluster.placement, "process"),
+    ):
+        if value != needed:
+            raise wrong(key, f"faults are built into {needed}, not {value}; set it to {needed}, or drop faults")

@@ -1,0 +1,20 @@
+"""The engine that an Experiment asks for."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from labkit.rollout.engine import Engine
+from labkit.rollout.local import LocalEngine
+
+if TYPE_CHECKING:
+    from labkit.config import Experiment
+    from labkit.models import Policy
+
+
+def build_engine(policy: "Policy", experiment: "Experiment", on_microstep: Callable[[], None]) -> Engine:
+    """An engine without weights: `refit` brings them. Raises ValueError, with the way out, where it can't work."""
+    if experiment.engine == "vllm":
+        from labkit.rollout.vllm import VLLMEngine
+
+        return VLLMEngine(policy, experiment, on_microstep)
+    return LocalEngine(policy.config, experiment.recipe, policy.tokenizer.pad_id, on_microstep)
