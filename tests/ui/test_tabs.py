@@ -386,6 +386,39 @@ def test_files_are_written_at_the_update_after_the_press(views: list[View], tmp_
     assert ElementTree.parse(files[".svg"]).getroot().tag.endswith("svg")
 
 
+def written(tab: Export, name: str, views: list[View], chosen: View) -> str:
+    tab.buttons[name].click()
+    tab.update(views, chosen)
+    return tab.said.value.partition("Written: ")[2].partition(" (")[0].rpartition("/")[2]
+
+
+def test_files_are_named_after_what_they_hold_and_never_written_over(views: list[View], tmp_path: Path) -> None:
+    tab = Export(tmp_path)
+    first, second = "bf16", "fp8-rollout-kv"
+    assert written(tab, "csv", views, views[1]) == f"{first}+{second}.csv"
+    one = [views[0], dataclasses.replace(views[1], visible=False)]
+    assert written(tab, "csv", one, views[1]) == f"{views[0].id}.csv"
+    before = (tmp_path / f"{first}+{second}.csv").read_bytes()
+    fork = dataclasses.replace(views[1], label="fp8 / e2e from step 10 · 2")
+    assert written(tab, "csv", [views[0], fork], fork) == f"{first}+fp8-e2e-from-step-10-2.csv"
+    assert written(tab, "csv", [*views, *[fork] * 4], fork) == (
+        f"{first}+{second}+{'fp8-e2e-from-step-10-2+' * 3}1-more.csv"
+    )
+    assert written(tab, "csv", views, views[1]) == f"{first}+{second}-2.csv"
+    assert (tmp_path / f"{first}+{second}.csv").read_bytes() == before
+    long = dataclasses.replace(views[0], label="x" * 300)
+    assert written(tab, "csv", [long, views[1]], long) == f"{'x' * 100}+1-more.csv"
+
+
+def test_settings_in_force_do_not_take_the_name_of_those_at_the_start(views: list[View], tmp_path: Path) -> None:
+    tab = Export(tmp_path)
+    view = dataclasses.replace(views[1], switches=(switched(views[1]),))
+    tab.update([view], view)
+    assert written(tab, "save", [view], view) == f"{view.id}.yaml"
+    tab.recipe.value = IN_FORCE
+    assert written(tab, "save", [view], view) == f"{view.id}-switched-at-{view.switches[-1].step}.yaml"
+
+
 def test_a_file_that_cannot_be_written_is_said(views: list[View], tmp_path: Path) -> None:
     (tmp_path / "exports").write_text("a file is in the way")
     tab = Export(tmp_path / "exports")

@@ -1,9 +1,11 @@
 """Export: settings as YAML, a command or another framework's configuration, and results as files.
 
 Files go to `exports` in the notebook's folder, where JupyterLab's file browser shows them. Nothing is sampled or
-smoothed on the way. A press is acknowledged at once; the file is written by the painter at the next update.
+smoothed on the way. A press is acknowledged at once; the file is written by the painter at the next update. A file is
+named after what it holds, and a file that is there is never written over: the next one gets a number.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from labkit.ui.tabs.svg_file import write_svg
 from labkit.ui.tabs.view import OpenRun, Recorded, put, state_of, tools
 
 STARTED, IN_FORCE = "as started", "in force now"
+_LONGEST = 100  # characters of a name that lists runs; beyond it they are counted
 
 
 def _yaml(experiment: Experiment) -> tuple[str, Sequence[str]]:
@@ -107,23 +110,26 @@ class Export:
 
     def _content(self, view: OpenRun) -> tuple[str, Sequence[str]]:
         experiment = view.experiment
-        if view.switches and self.recipe.value == IN_FORCE:
+        if self._in_force(view):
             experiment = experiment.override({"recipe": view.recipe})
         return FORMS[self.form.value][1](experiment)
+
+    def _in_force(self, view: OpenRun) -> bool:
+        return bool(view.switches) and self.recipe.value == IN_FORCE
 
     def _write(self, name: str, shown: Sequence[OpenRun], selected: OpenRun | None) -> str:
         """Write one file; what to say about it."""
         runs = [selected] if selected and name == "save" else list(shown)
         if not runs:
             return "Nothing to write: select a run." if name == "save" else "Nothing to write: show a run."
-        stem = runs[0].id if len(runs) == 1 else f"{len(runs)}-runs-to-{runs[0].id}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             if selected and name == "save":
-                path = self.folder / f"{stem}.{FORMS[self.form.value][0]}"
+                switched = f"-switched-at-{selected.switches[-1].step}" if self._in_force(selected) else ""
+                path = _unused(self.folder, selected.id + switched, FORMS[self.form.value][0])
                 path.write_text(self._content(selected)[0] + "\n", encoding="utf-8")
             else:
-                path = self._results(name, self.folder / f"{stem}.{name}", runs)
+                path = self._results(name, _unused(self.folder, _stem(runs), name), runs)
         except (OSError, ValueError) as error:
             return f"⚠ Not written: {error}"
         return f"Written: {path} ({path.stat().st_size / 1000:,.0f} kB)"
@@ -136,6 +142,27 @@ class Export:
 
     def _say(self, text: str) -> None:
         put(self.said, page(f"<div role='status' aria-live='polite' style='min-height: 22px'>{esc(text)}</div>"))
+
+
+def _stem(runs: Sequence[OpenRun]) -> str:
+    """One run is named by its id, several by what their chips say."""
+    if len(runs) == 1:
+        return runs[0].id
+    stem = ""
+    for count, run in enumerate(runs):
+        name = re.sub(r"[^A-Za-z0-9._]+", "-", run.label).strip("-.")
+        longer = f"{stem}+{name}" if stem else name[:_LONGEST]
+        if len(longer) > _LONGEST:
+            return f"{stem}+{len(runs) - count}-more"
+        stem = longer
+    return stem
+
+
+def _unused(folder: Path, stem: str, ending: str) -> Path:
+    path, number = folder / f"{stem}.{ending}", 2
+    while path.exists():
+        path, number = folder / f"{stem}-{number}.{ending}", number + 1
+    return path
 
 
 def _button(label: str, tooltip: str) -> widgets.Button:
