@@ -53,7 +53,7 @@ def _line(detail: ErrorDetails, root: type[BaseModel]) -> str:
             )
         case _:
             what = detail["msg"].split(", unable")[0].split(", got")[0]
-            what = what.removeprefix("Value error, ").replace("Input should be", "must be")
+            what = what.removeprefix("Value error, ").replace("Input should", "must").replace("String should", "must")
             if detail["type"] == "string_type" and isinstance(value, int | float):
                 what += " (in YAML put it in quotes)"
             return f"{'.'.join(path)}: {what}, got {_short(value)}"

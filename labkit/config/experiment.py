@@ -8,15 +8,16 @@ from pydantic import AfterValidator, Field, model_validator
 
 from labkit.config import engines, faults
 from labkit.config.cluster import Cluster
-from labkit.config.errors import did_you_mean, wrong
+from labkit.config.errors import ConfigError, did_you_mean, wrong
+from labkit.config.locations import model_folder
 from labkit.config.recipe import Recipe
 from labkit.config.settings import Float, Int, Name, Settings
 
 # The models known by name, each with the task it was chosen for.
 MODEL_TASKS = {"tiny": "arithmetic", "smollm2": "sums"}
-TASKS = ("arithmetic", "sums")
+TASKS = ("arithmetic", "sums", "gsm8k")
 TASK_FAMILIES = ("reasoning-gym", "dataset")  # as family:NAME
-TASK_FORMS = "arithmetic, sums, reasoning-gym:NAME, dataset:PATH_OR_HUB_NAME"
+TASK_FORMS = "arithmetic, sums, gsm8k, reasoning-gym:NAME, dataset:PATH_OR_HUB_NAME"
 
 
 class Sampling(Settings):
@@ -68,15 +69,19 @@ class GRPO(Settings):
         return self
 
 
-def _plain(value: Any, key: str = "task_options") -> Any:
-    """A copy of lists and dicts with string keys, down to values that YAML keeps as they are."""
+def _plain(value: Any, key: str = "") -> Any:
+    """A copy of lists and dicts with string keys, down to values that YAML keeps as they are.
+
+    `key`: the dotted place of the value in the task options.
+    """
+    inside = f"{key}." if key else ""
     match value:
         case dict():
             if bad := [name for name in value if not isinstance(name, str)]:
-                raise wrong(str(bad[0]), "is no name of an option; names are text")
-            return {name: _plain(inner, name) for name, inner in value.items()}
+                raise wrong(f"{inside}{bad[0]}", "is no name of an option; names are text")
+            return {name: _plain(inner, inside + name) for name, inner in value.items()}
         case list() | tuple():
-            return [_plain(inner, key) for inner in value]
+            return [_plain(inner, f"{inside}{place}") for place, inner in enumerate(value)]
         case float() if not math.isfinite(value):
             raise wrong(key, f"must be a finite number, got {value!r}")
         case None | bool() | int() | float() | str():
@@ -93,7 +98,7 @@ class Experiment(Settings):
 
     name: Name = ""
     recipe: Recipe = Recipe()
-    model: Name = Field(default="tiny", min_length=1)  # tiny, smollm2 or the path of a Hugging Face folder
+    model: Name = Field(default="tiny", min_length=1)  # tiny, smollm2, OWNER/NAME of the Hugging Face hub, or a folder
     task: Name = ""
     task_options: Annotated[dict[str, Any], AfterValidator(_plain)] = Field(default={})
     grpo: GRPO = GRPO()
@@ -133,9 +138,13 @@ class Experiment(Settings):
     def _own_task(self) -> str:
         if self.model in MODEL_TASKS:
             return MODEL_TASKS[self.model]
-        hint = did_you_mean(self.model, MODEL_TASKS, otherwise="")
-        ways = f"for the model {hint} Or choose" if hint.startswith("did") else "choose"
-        raise wrong("task", f"model {self.model} has none of its own; {ways} one of {TASK_FORMS}")
+        try:
+            model_folder(self.model)
+        except ConfigError as error:  # no model, so no task is missing yet
+            key, _, what = error.problems[0].partition(": ")
+            hint = did_you_mean(self.model, MODEL_TASKS, otherwise="")
+            raise wrong(key, f"{what}; {hint}" if hint.startswith("did") else what) from None
+        raise wrong("task", f"model {self.model} has none of its own; choose one of {TASK_FORMS}")
 
     def _own_name(self) -> str:
         return f"{self.recipe.name}-{PurePath(self.model).name or self.model}-s{self.seed}"
@@ -159,6 +168,6 @@ def _check_task(task: str, model: str) -> None:
     elif colon or task not in TASKS:
         hint = did_you_mean(family, (*TASKS, *TASK_FAMILIES), otherwise="")
         raise wrong("task", f"no task {task!r}; {hint if hint.startswith('did') else f'choose one of {TASK_FORMS}'}")
-    if model == "tiny" and (task == "sums" or family == "reasoning-gym"):
+    if model == "tiny" and (task in ("sums", "gsm8k") or family == "reasoning-gym"):
         what = f"{task} is written in letters or lines, which the tiny model can't read"
         raise wrong("task", f"{what}; choose arithmetic, or model smollm2")

@@ -3,6 +3,7 @@ import pickle
 import pytest
 
 from labkit.config import GRPO, ConfigError, Experiment, Recipe, Sampling
+from labkit.config.locations import TINY_FOLDER
 from labkit.config.presets import preset
 
 
@@ -78,7 +79,7 @@ def test_task_options_by_dotted_key_add_and_as_a_dict_replace():
         ({"sampling": {"top_p": 1e-9}}, "sampling.top_p: must be greater than or equal to 0.000001, got 1e-09"),
         ({"sampling": {"top_p": 1.5}}, "sampling.top_p: must be less than or equal to 1"),
         ({"sampling": {"max_new_tokens": 0}}, "sampling.max_new_tokens: must be greater than or equal to 1"),
-        ({"model": " "}, "model: "),
+        ({"model": " "}, "model: must have at least 1 character, got ' '"),
         ({"steps": 0}, "steps: must be greater than or equal to 1, got 0"),
         ({"steps": True}, "steps: must be a number, got True"),
         ({"steps": 1.5}, "steps: must be a valid integer, got 1.5"),
@@ -87,11 +88,8 @@ def test_task_options_by_dotted_key_add_and_as_a_dict_replace():
         ({"eval_every": 0}, "eval_every: must be greater than or equal to 1"),
         ({"name": 7}, "name: must be a valid string (in YAML put it in quotes), got 7"),
         ({"engine": "sglang"}, "engine: must be 'local' or 'vllm', got 'sglang'"),
-        ({"model": "my/folder"}, "task: model my/folder has none of its own; choose one of arithmetic, sums"),
-        (
-            {"model": "smolm2"},
-            "task: model smolm2 has none of its own; for the model did you mean smollm2? Or choose",
-        ),
+        ({"model": "zzz"}, "model: there is no model 'zzz'"),
+        ({"model": "./my/folder"}, "model: there is no model './my/folder'"),
         ({"task": "arithmetics"}, "task: no task 'arithmetics'; did you mean arithmetic?"),
         ({"task": "gsm8k"}, "task: no task 'gsm8k'; choose one of arithmetic, sums,"),
         (
@@ -103,7 +101,7 @@ def test_task_options_by_dotted_key_add_and_as_a_dict_replace():
         ({"task_options": {"x": object()}}, "task_options.x: must be text, a number, true/false"),
         (
             {"task_options": {"x": [1, {"y": float("nan")}]}},
-            "task_options.y: must be a finite number, got nan",
+            "task_options.x.1.y: must be a finite number, got nan",
         ),
     ],
 )
@@ -111,6 +109,13 @@ def test_bad_settings(data, line):
     found = problems(**data)
     assert len(found) == 1
     assert found[0].startswith(line)
+
+
+def test_a_model_that_is_there_lacks_a_task_and_one_that_is_not_is_itself_what_is_wrong():
+    choose = "has none of its own; choose one of arithmetic, sums"
+    assert problems(model=str(TINY_FOLDER))[0].startswith(f"task: model {TINY_FOLDER} {choose}")
+    assert problems(model="smolm2")[0].endswith("; did you mean smollm2?")
+    assert Experiment(model="on/the/cluster", task="sums").model == "on/the/cluster", "a run of it is refused elsewhere"
 
 
 def test_every_problem_has_its_line():

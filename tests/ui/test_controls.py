@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labkit.config import CORRECTIONS, RECIPES, Correction, Experiment, Filter, Recipe, Scaling, preset
+from labkit.config.locations import TINY_FOLDER
 from labkit.ui.controls import COMPONENTS, ExperimentControls, RecipeControls, reasons
 from labkit.ui.fields import HintLine, badge, heading
 from labkit.ui.hints import HINTS
@@ -337,14 +338,17 @@ def test_a_model_brings_its_defaults_and_takes_them_away() -> None:
 
 def test_a_model_by_path_waits_for_its_task() -> None:
     controls = ExperimentControls(preset("bf16"))
-    control(controls, "model").value = "/models/some-policy"
+    control(controls, "model").value = "zzz"
+    assert controls.problem.startswith("model: there is no model 'zzz'")
+    folder = str(TINY_FOLDER)
+    control(controls, "model").value = folder
     assert controls.experiment(RECIPES["bf16"]) is None
-    assert "has none of its own" in controls.problem
-    assert control(controls, "model").value == "/models/some-policy"
+    assert controls.problem.startswith(f"task: model {folder} has none of its own")
+    assert control(controls, "model").value == folder
     control(controls, "task").value = "sums"
     experiment = controls.experiment(RECIPES["bf16"])
     assert experiment is not None
-    assert (experiment.model, experiment.task) == ("/models/some-policy", "sums")
+    assert (experiment.model, experiment.task) == (folder, "sums")
 
 
 def test_a_recipe_that_the_rest_rules_out_is_said_too() -> None:
