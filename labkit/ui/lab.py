@@ -6,7 +6,8 @@
 
 No cell waits for a run. A click sets what was asked and returns; one painter thread reads the run directories and
 brings the widgets up to date, five times a second, and more often while an answer is awaited. One panel is open in a
-kernel at a time: a new one closes the one before.
+kernel at a time: a new one closes the one before. Runs that the shell or another notebook starts under the same root
+come in by themselves.
 """
 
 import html
@@ -256,7 +257,9 @@ class Lab:
             self._wake.clear()
             try:
                 self._tick()
-            except Exception as error:  # the painter must go on: a run directory may be mended, or removed
+            except Exception as error:  # the painter must go on: a run directory may be mended
+                if self.session.forget_deleted():  # between two of its files that were being read
+                    continue
                 self._say(f"the panel could not be brought up to date: {type(error).__name__}: {error}")
                 self._closed.wait(1.0)
 
@@ -265,6 +268,9 @@ class Lab:
             self._say(answer.text)
             if not answer.accepted and self.session.busy and self.session.pending is None:
                 self.controls.set(answer.recipe)
+        if guests := self.session.notice():
+            names = ", ".join(view.label for view in guests)
+            self._say(f"started elsewhere: {names} (to drive it: lk.open_lab())")
         self._show_state()
         if time.monotonic() - self._painted >= _TICK * 0.9:
             self._painted = time.monotonic()

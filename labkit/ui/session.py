@@ -5,7 +5,9 @@ asked (pausing, stopping, …) until the worker's own state answers. `poll`, cal
 
     idle → starting → running ⇄ paused → stopping → done | stopped | failed
 
-One run at a time is active. A Recipe that is changed while it is goes to the worker as a switch, one at a time: of
+One run at a time is active. One that is started elsewhere under the same root, from the shell or another notebook, is
+shown as a guest: it takes a place that is free or that another guest has left, and buttons and switches never act on it
+before it is attached to. A Recipe that is changed while it is goes to the worker as a switch, one at a time: of
 those that come before the answer, or during a pause, only the latest is kept, so that nothing queues up.
 """
 
@@ -19,6 +21,7 @@ from labkit.config import Experiment, Recipe
 from labkit.config.words import said_changes
 from labkit.runs.process import Run
 from labkit.runs.store import RunError, list_directories, runs_root
+from labkit.ui.folder import Folder
 from labkit.ui.watched import View, Watched
 
 MOST = 6  # runs that colours and dashes tell apart
@@ -39,6 +42,7 @@ class Session:
     def __init__(self, root: str | Path | None = None) -> None:
         self.root = runs_root(root).absolute()
         self._lock = RLock()
+        self._folder = Folder(self.root)
         self._open: list[Watched] = []  # oldest first
         self._active: Watched | None = None  # the run that is driven; it stays so when it has ended
         self._asked: str | None = None
@@ -92,6 +96,7 @@ class Session:
     def attach(self, newest: int = MOST) -> list[View]:
         """Open the newest runs of the root, and every one that lives. Returns those that were not open."""
         with self._lock:
+            self._folder.see()
             known = {watched.run.id for watched in self._open}
             found = [found for found in list_directories(self.root) if found.id not in known]
             chosen = [each for i, each in enumerate(found) if i < newest or each.read_state().active]
@@ -104,7 +109,27 @@ class Session:
                 opened.append(watched.view)
                 if watched.view.status.active or not self.busy:
                     self._active = watched
+            for watched in reversed(self._open):
+                watched.guest = False
+                if watched.view.status.active and not self.busy:
+                    self._active = watched
             return opened
+
+    def notice(self) -> list[View]:
+        """Show the runs that were started elsewhere since the last look, if there is a place. Returns them."""
+        with self._lock:
+            shown = []
+            for directory in self._folder.new():
+                if not self._place_for_a_guest():
+                    break  # the others wait until a run is closed
+                self._folder.see(directory.id)
+                try:
+                    watched = self._add(Run(directory))
+                except (ValueError, OSError):  # as in `attach`
+                    continue
+                watched.guest = True
+                shown.append(watched.view)
+            return shown
 
     def open(self, run: str | Path) -> View:
         """Show one more run, by its id or path."""
@@ -113,12 +138,13 @@ class Session:
             already = [watched for watched in self._open if watched.run.path == found.path]
             return (already[0] if already else self._add(found)).view
 
-    def forget_deleted(self) -> None:
-        """Take out the runs whose directory is gone."""
+    def forget_deleted(self) -> bool:
+        """Take out the runs whose directory is gone, or going. Returns whether there were any."""
         with self._lock:
-            self._open = [watched for watched in self._open if watched.run.path.is_dir()]
-            if self._active not in self._open:
-                self._active = self._open[-1] if self._open else None
+            deleted = [watched for watched in self._open if watched.deleted]
+            for watched in deleted:
+                self._take_out(watched)
+            return bool(deleted)
 
     def close(self, run_id: str) -> None:
         """Take a run that has ended out of the panel; its directory stays."""
@@ -126,9 +152,7 @@ class Session:
             watched = self._find(run_id)
             if watched.view.status.active:
                 raise RunError(f"{watched.label} is {watched.view.status}: stop it first")
-            self._open.remove(watched)
-            if self._active is watched:
-                self._active = self._open[-1] if self._open else None
+            self._take_out(watched)
 
     # driving
 
@@ -184,6 +208,7 @@ class Session:
     def poll(self) -> list[Answer]:
         """Read what is new of all open runs. Returns the answers to switches of the active one."""
         with self._lock:
+            self.forget_deleted()
             answers = []
             for watched in self._open:
                 events = watched.read()
@@ -234,7 +259,22 @@ class Session:
         name = f"{run.experiment.recipe.name} from step {parent[1]}" if parent else run.experiment.name
         watched = Watched(run, slot, self._label(name))
         self._open.append(watched)
+        self._folder.see(run.id)
         return watched
+
+    def _place_for_a_guest(self) -> bool:
+        """Makes one, if need be, where a guest has ended: what this panel has started stays."""
+        left = [watched for watched in self._open if watched.guest and not watched.view.status.active]
+        if len(self._open) >= MOST and left:
+            self._open.remove(left[0])
+        return len(self._open) < MOST
+
+    def _take_out(self, watched: Watched) -> None:
+        self._open.remove(watched)
+        if self._active is watched:
+            own = [other for other in self._open if not other.guest]
+            self._active = own[-1] if own else None
+            self._forget()
 
     def _label(self, name: str) -> str:
         labels = {watched.label for watched in self._open}

@@ -72,6 +72,7 @@ class Watched:
     def __init__(self, run: Run, slot: int, label: str) -> None:
         self.run, self.slot, self.label = run, slot, label
         self.visible = True
+        self.guest = False  # started elsewhere
         self._parent = run.parent
         self._records: list[StepRecord] = []
         self._switches: list[Switch] = []
@@ -82,6 +83,11 @@ class Watched:
         self._known: tuple[Any, ...] = ()
         self.view = self._snapshot(run.status)
         self.read()
+
+    @property
+    def deleted(self) -> bool:
+        """Whether the directory is gone, or what makes it a run is: deleting takes a while."""
+        return not all((self.run.path / name).is_file() for name in ("experiment.yaml", "state.json"))
 
     def read(self) -> list[Mapping[str, Any]]:
         """Bring `view` up to date. Returns the events that are new."""
