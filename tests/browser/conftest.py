@@ -7,6 +7,8 @@ renews the pictures of the documentation; otherwise screenshots go to pytest's t
 import contextlib
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,6 +42,20 @@ def one_server(chromium: "Browser", tmp_path_factory: pytest.TempPathFactory) ->
     server = Server(tmp_path_factory.mktemp("lab"))
     yield server
     server.close()
+
+
+@pytest.fixture(scope="session")
+def ipykernel_6(one_server: "Server", tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The name of a kernel with the last ipykernel before 7, which serves a click on another thread than 7 does."""
+    folder, name = tmp_path_factory.mktemp("ipykernel-6"), "ipykernel-6"
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--retries", "1", "--timeout", "15"]
+    command += ["--target", str(folder), "ipykernel==6.31.0", "nest-asyncio==1.6.0"]
+    installed = subprocess.run(command, capture_output=True, text=True)
+    if installed.returncode:
+        why = installed.stderr.strip().splitlines() or ["pip says nothing"]
+        pytest.skip(f"ipykernel 6.31 can't be installed: {why[-1]}")
+    one_server.add_kernel(name, folder)
+    return name
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -81,13 +82,14 @@ class Server:
         self.folder = folder / "notebooks"
         self.folder.mkdir()
         self.runs = folder / "runs"
+        self.data = folder / "data"
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         command = classroom.command(self.folder, self.port, browser=False)
         command += [f"--IdentityProvider.token={_TOKEN}", "--LabApp.expose_app_in_browser=True"]
         environment = classroom.environment(folder / "config")
-        environment |= {"LABKIT_RUNS": str(self.runs), "JUPYTER_DATA_DIR": str(folder / "data")}
+        environment |= {"LABKIT_RUNS": str(self.runs), "JUPYTER_DATA_DIR": str(self.data)}
         environment |= {"JUPYTERLAB_SETTINGS_DIR": str(folder / "settings"), "IPYTHONDIR": str(folder / "ipython")}
         environment |= {"JUPYTERLAB_WORKSPACES_DIR": str(folder / "workspaces"), "OMP_NUM_THREADS": "1"}
         self.log = folder / "jupyter.log"
@@ -116,10 +118,19 @@ class Server:
     def url(self, notebook: str) -> str:
         return f"http://127.0.0.1:{self.port}/lab/tree/{notebook}?reset&token={_TOKEN}"
 
-    def write(self, name: str, *cells: str) -> str:
+    def add_kernel(self, name: str, packages: Path) -> None:
+        """A kernel of this environment in which the packages of that folder take the place of those installed."""
+        folder = self.data / "kernels" / name
+        folder.mkdir(parents=True)
+        path = os.pathsep.join(filter(None, [str(packages), os.environ.get("PYTHONPATH")]))
+        arguments = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+        spec = {"argv": arguments, "display_name": name, "language": "python", "env": {"PYTHONPATH": path}}
+        (folder / "kernel.json").write_text(json.dumps(spec))
+
+    def write(self, name: str, *cells: str, kernel: str = "python3") -> str:
         """A notebook with these code cells."""
         notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-        notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+        notebook.metadata["kernelspec"] = {"name": kernel, "display_name": kernel, "language": "python"}
         nbformat.write(notebook, self.folder / name)
         return name
 

@@ -119,6 +119,35 @@ def test_reload_and_kernel_restart_lose_nothing(open_page: OpenPage, server: "Se
     assert page.errors == []
 
 
+def test_the_kernel_before_serves_the_same_panel(open_page: OpenPage, server: "Server", ipykernel_6: str) -> None:
+    version = "import ipykernel\nipykernel.__version__"
+    page = open_page(server.write("panel.ipynb", version, LAB, kernel=ipykernel_6))
+    page.run_all()
+    page.button("Run").wait_for()
+    page.page.locator(".jp-OutputArea-output", has_text="'6.31.0'").wait_for()
+    start(page, points=8)
+    (run,) = Run.all(server.runs)
+
+    page.checkbox("KV cache").click()
+    page.says("switched at step")
+    assert run.recipe.rollout.kv_cache
+    page.press("Pause")
+    page.says("paused")
+    page.press("Resume")
+    page.says("running")
+
+    before = run.records()[-1].step
+    page.restart_kernel()
+    page.write_cell("import labkit as lk\nlab = lk.open_lab()\nlab")
+    page.run_all()
+    page.says("attached to")
+    page.until(lambda: complete(page) > before + 5, "every point, those before and after the restart")
+    page.press("Stop")
+    page.says("stopped")
+    assert run.status.name == "stopped"
+    assert page.errors == []
+
+
 def test_the_keyboard_is_enough(open_page: OpenPage, server: "Server") -> None:
     page = panel(open_page, server, LAB)
     keys = page.page.keyboard
