@@ -17,7 +17,8 @@ granularity:
 
 Weights and x use ``fmt``, dy uses ``grad_fmt``. The emulated GEMM multiplies dequantised operands: in x's
 dtype for pow2 scales (exact), in float32 for fp32 scales, then rounded to x's dtype. On the CPU both
-accumulate in float32.
+accumulate in float32. On a GPU whose tensor cores can, the GEMM is a real one
+(:mod:`labkit.fp8.scaled_mm`): the same codes and scales, another order of summation.
 
 With ``block``, ``row`` and ``mx`` a token's output does not depend on its neighbours in the batch; with
 ``tensor`` it does, because they share a scale.
@@ -36,8 +37,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from labkit.fp8 import scaled_mm
 from labkit.fp8.emulation import fake_quantize
-from labkit.fp8.quantization import Tile
+from labkit.fp8.quantization import Quantized, Tile
 
 if TYPE_CHECKING:
     from labkit.config.recipe import Recipe
@@ -159,7 +161,7 @@ class Float8Linear(nn.Module):
         operands = self._current_operands()
         if not torch.is_grad_enabled():
             return _fprop(x, operands.fprop, self.bias, self.precision)
-        return _Float8Matmul.apply(x, self.weight, self.bias, operands.fprop, operands.dgrad, self.precision)
+        return _Float8Matmul.apply(x, self.weight, self.bias, operands, self.precision)
 
     def requantize(self) -> None:
         """Recompute the quantised weight from ``weight``."""
@@ -169,10 +171,17 @@ class Float8Linear(nn.Module):
 
     def operand(self) -> Tensor:
         """What fprop multiplies with: the weight, or its dequantised FP8 values."""
-        return self.weight.detach() if self.precision.inactive else self._current_operands().fprop
+        if self.precision.inactive:
+            return self.weight.detach()
+        held = self._current_operands().fprop
+        if isinstance(held, Quantized):
+            return held.dequantize(self.weight.dtype if self.precision.scale == "pow2" else torch.float32)
+        return held
 
-    def _tiles(self) -> OperandTiles:
-        return self.precision.tiles(1, self.in_features, self.out_features)
+    def kernels(self) -> scaled_mm.Choices:
+        """How each of the three GEMMs is computed here, and why not on FP8 tensor cores."""
+        where = scaled_mm.machine(self.weight.device)
+        return scaled_mm.choose(self.precision, self.in_features, self.out_features, self.weight.dtype, where)
 
     def _current_operands(self) -> WeightOperands:
         kept = self._operands
@@ -181,16 +190,21 @@ class Float8Linear(nn.Module):
         return kept
 
     def _quantize_weight(self) -> WeightOperands:
-        p, tiles = self.precision, self._tiles()
-        weight = self.weight.detach()
-        fprop = dgrad = weight
-        if p.fprop:
+        p, kernels, weight = self.precision, self.kernels(), self.weight.detach()
+        tiles = p.tiles(1, self.in_features, self.out_features)
+        fprop: Tensor | Quantized = weight
+        dgrad: Tensor | Quantized = weight
+        if kernels.fprop.kernel:
+            fprop = scaled_mm.weight_operand(weight, p, "fprop")
+        elif p.fprop:
             fprop = p.weight_operand(weight)
-        if p.dgrad and p.fprop and tiles.w == tiles.dgrad_w:
+        if kernels.dgrad.kernel:
+            dgrad = scaled_mm.weight_operand(weight, p, "dgrad")
+        elif p.dgrad and isinstance(fprop, Tensor) and p.fprop and tiles.w == tiles.dgrad_w:
             dgrad = fprop
         elif p.dgrad:
             dgrad = fake_quantize(weight, p.fmt, tiles.dgrad_w, p.scale, p.formula)
-        return WeightOperands(fprop, dgrad, p, WeightState.of(self.weight))
+        return WeightOperands(fprop, dgrad, bool(kernels.wgrad.kernel), p, WeightState.of(self.weight))
 
 
 @dataclass(frozen=True)
@@ -210,30 +224,27 @@ class WeightState:
 
 @dataclass(frozen=True)
 class WeightOperands:
-    """The weight as fprop and dgrad use it (dequantised, or the weight itself where the GEMM is not FP8)."""
+    """The weight as fprop and dgrad use it: FP8 codes for a kernel, dequantised for emulation, else itself."""
 
-    fprop: Tensor
-    dgrad: Tensor
+    fprop: Tensor | Quantized
+    dgrad: Tensor | Quantized
+    wgrad_kernel: bool  # whether wgrad, which needs no weight, runs on FP8 tensor cores
     precision: LinearFormat
     state: WeightState
 
 
 class _Float8Matmul(torch.autograd.Function):
-    """The three equations of the module docstring; ``w_fprop`` and ``w_dgrad`` are prepared operands."""
+    """The three equations of the module docstring, with the weight's prepared operands."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        w_fprop: Tensor,
-        w_dgrad: Tensor,
-        precision: LinearFormat,
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, operands: WeightOperands, precision: LinearFormat
     ) -> Tensor:
-        ctx.save_for_backward(x, w_dgrad)
-        ctx.precision, ctx.has_bias = precision, bias is not None
-        return _fprop(x, w_fprop, bias, precision)
+        # a plain weight is saved the careful way, in which torch notices when it changes before backward
+        dgrad = operands.dgrad
+        ctx.save_for_backward(x, None if isinstance(dgrad, Quantized) else dgrad)
+        ctx.operands, ctx.precision, ctx.has_bias = operands, precision, bias is not None
+        return _fprop(x, operands.fprop, bias, precision)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
@@ -242,16 +253,20 @@ class _Float8Matmul(torch.autograd.Function):
         dy_TN, x_TK = dy.reshape(-1, dy.shape[-1]), x.reshape(-1, x.shape[-1])
         dx = dw = db = None
         if ctx.needs_input_grad[0]:
-            dx = _dgrad(dy_TN, w_dgrad, ctx.precision).view(x.shape)
+            w = ctx.operands.dgrad if w_dgrad is None else w_dgrad
+            dx = _dgrad(dy_TN, w, ctx.precision).view(x.shape)
         if ctx.needs_input_grad[1]:
-            dw = _wgrad(dy_TN, x_TK, ctx.precision)
+            wgrad = scaled_mm.wgrad if ctx.operands.wgrad_kernel else _wgrad
+            dw = wgrad(dy_TN, x_TK, ctx.precision)
         if ctx.has_bias and ctx.needs_input_grad[2]:
             db = dy_TN.sum(0)
-        return dx, dw, db, None, None, None
+        return dx, dw, db, None, None
 
 
-def _fprop(x: Tensor, w_NK: Tensor, bias: Tensor | None, p: LinearFormat) -> Tensor:
+def _fprop(x: Tensor, w_NK: Tensor | Quantized, bias: Tensor | None, p: LinearFormat) -> Tensor:
     """y = Q(x) w^T + bias, for x [..., K]; ``w_NK`` is the prepared operand."""
+    if isinstance(w_NK, Quantized):
+        return scaled_mm.fprop(x, w_NK, bias, p)
     if not p.fprop:
         return F.linear(x, w_NK, bias)
     tile = p.tiles(1, w_NK.shape[1], w_NK.shape[0]).x
@@ -259,12 +274,14 @@ def _fprop(x: Tensor, w_NK: Tensor, bias: Tensor | None, p: LinearFormat) -> Ten
     return F.linear(x_q, w_NK, None if bias is None else bias.to(x_q.dtype)).to(x.dtype)
 
 
-def _dgrad(dy_TN: Tensor, w_NK: Tensor, p: LinearFormat) -> Tensor:
-    """dx_TK = Q(dy) w; ``w_NK`` is the prepared operand."""
+def _dgrad(dy_TN: Tensor, w: Tensor | Quantized, p: LinearFormat) -> Tensor:
+    """dx_TK = Q(dy) w; ``w`` is the prepared operand, [N, K], or [K, N] for a kernel."""
+    if isinstance(w, Quantized):
+        return scaled_mm.dgrad(dy_TN, w, p)
     if not p.dgrad:
-        return dy_TN @ w_NK
-    tile = p.tiles(len(dy_TN), w_NK.shape[1], w_NK.shape[0]).dgrad_dy
-    return (fake_quantize(dy_TN, p.grad_fmt, tile, p.scale, p.formula) @ w_NK).to(dy_TN.dtype)
+        return dy_TN @ w
+    tile = p.tiles(len(dy_TN), w.shape[1], w.shape[0]).dgrad_dy
+    return (fake_quantize(dy_TN, p.grad_fmt, tile, p.scale, p.formula) @ w).to(dy_TN.dtype)
 
 
 def _wgrad(dy_TN: Tensor, x_TK: Tensor, p: LinearFormat) -> Tensor:
