@@ -24,6 +24,7 @@ _SUBMODULES = {
     "rl",
     "rollout",
     "runs",
+    "sweeps",
     "tasks",
     "training",
     "ui",
@@ -43,9 +44,11 @@ _EXPORTS = {
     "demo_reading": "labkit.demo:reading",
     "demo_table": "labkit.demo:table",
     "open_lab": "labkit.ui:open_lab",
+    "open_sweep": "labkit.sweeps:open_sweep",
     "preflight": "labkit.ui.preflight:preflight",
     "preset": "labkit.config:preset",
     "run_demo": "labkit.demo:run_demo",
+    "sweep": "labkit.sweeps:sweep_of",
     "whatif": "labkit.analysis:whatif",
 }
 

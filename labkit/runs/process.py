@@ -59,20 +59,28 @@ class Run:
         self._tail = Tail(directory.path / "metrics.jsonl")
 
     @classmethod
-    def start(cls, experiment: Experiment, root: str | Path | None = None) -> "Run":
+    def start(cls, experiment: Experiment, root: str | Path | None = None, run_id: str | None = None) -> "Run":
         """Create the run directory and start its worker. Returns at once.
 
-        Raises ValueError, before anything is created, if the model, the task or a package isn't there. The run
-        keeps the paths of the first two as absolute ones, so that it can be resumed from any folder.
+        Raises ValueError, before anything is created, for what `check` finds, or if `run_id` is taken; without one
+        the name and the time make it.
+        """
+        run = cls(RunDirectory.create(cls.check(experiment), root, run_id))
+        with run._lock() as held:
+            run._launch(held)
+        return run
+
+    @staticmethod
+    def check(experiment: Experiment) -> Experiment:
+        """The experiment as its run keeps it: with absolute paths, so that it can be resumed from any folder.
+
+        Raises ValueError if the model, the task or a package isn't there.
         """
         if missing := unavailable(experiment):
             raise ConfigError(missing)
         model_folder(experiment.model)
         load_task(experiment.task, experiment.task_options)
-        run = cls(RunDirectory.create(_with_absolute_paths(experiment), root))
-        with run._lock() as held:
-            run._launch(held)
-        return run
+        return _with_absolute_paths(experiment)
 
     @classmethod
     def open(cls, run: str | Path, root: str | Path | None = None) -> "Run":

@@ -60,17 +60,21 @@ class RunDirectory:
     path: Path
 
     @classmethod
-    def create(cls, experiment: Experiment, root: str | Path | None = None) -> "RunDirectory":
-        """A new directory under a readable, unused id. It appears complete or not at all."""
+    def create(
+        cls, experiment: Experiment, root: str | Path | None = None, run_id: str | None = None
+    ) -> "RunDirectory":
+        """A new directory under `run_id`, or a readable, unused id. It appears complete or not at all."""
         parent = runs_root(root)
+        if run_id and (parent / run_id).exists():
+            raise RunError(f"{parent / run_id} is there already: choose another id")
         try:
-            return cls._create(experiment, parent)
+            return cls._create(experiment, parent, run_id)
         except OSError as error:
             why = f"{error.strerror or error}; choose another folder for the runs with LABKIT_RUNS"
             raise RunError(f"cannot make a run in {parent}: {why}") from None
 
     @classmethod
-    def _create(cls, experiment: Experiment, parent: Path) -> "RunDirectory":
+    def _create(cls, experiment: Experiment, parent: Path, run_id: str | None) -> "RunDirectory":
         parent.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(prefix=".new-", dir=parent))
         try:
@@ -78,7 +82,10 @@ class RunDirectory:
             (draft / "checkpoints").mkdir()
             (draft / "experiment.yaml").write_text(experiment.to_yaml(), encoding="utf-8")
             cls(draft).write_state(RunState("idle"))
-            path = _rename_to_unused(draft, parent, _readable_id(experiment.name))
+            if run_id:
+                path = draft.rename(parent / run_id)  # refused if it was taken meanwhile: a run is never empty
+            else:
+                path = _rename_to_unused(draft, parent, _readable_id(experiment.name))
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
             raise

@@ -16,6 +16,7 @@ from typing import Literal
 import psutil
 
 from labkit import __version__
+from labkit.hardware.host import RUN_MEMORY
 from labkit.hardware.packages import installed, torch_cuda
 from labkit.runs.process import Run
 from labkit.runs.store import runs_root
@@ -23,7 +24,6 @@ from labkit.runs.store import runs_root
 State = Literal["ok", "note", "problem"]
 
 PANEL = ("jupyterlab", "ipykernel", "ipywidgets", "plotly", "anywidget")
-RUN_MEMORY = 1.0  # GiB that a run of the tiny policy holds at its peak; measured with fp8-e2e-kv
 RUN_DISK = 0.2  # GiB that it may write, checkpoints included
 # compute capability from which tensor cores multiply: FP8 at all; blocks scaled in software; MX blocks in hardware
 FP8, BLOCKS, MX = (8, 9), (9, 0), (10, 0)
