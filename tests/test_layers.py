@@ -28,7 +28,10 @@ ALLOWED = {
     "explorer": {"fp8", "ui.theme"},
     "hardware": {"config"},
     "cluster": {"config", "fp8", "models", "rollout", "training", "runs", "hardware", "environment"},
-    "cli": {"config", "analysis", "classroom", "demo", "gallery", "hardware", "models", "runs", "sweeps", "terminal"},
+    "cli": {
+        *("config", "analysis", "classroom", "demo", "gallery", "hardware", "models", "runs", "sweeps", "tasks"),
+        "terminal",
+    },
 }
 LIGHT = [
     "config",
@@ -86,7 +89,9 @@ def test_the_light_part_names_no_heavy_package(where: str) -> None:
             assert name.split(".")[0] not in {"torch", "vllm", "ray", "transformer_engine"}, f"{path}: {name}"
 
 
-@pytest.mark.parametrize("package", ["vllm", "ray", "transformer_engine", "reasoning_gym", "datasets", "gguf"])
+@pytest.mark.parametrize(
+    "package", ["vllm", "ray", "transformer_engine", "reasoning_gym", "math_verify", "datasets", "gguf"]
+)
 def test_an_optional_or_heavy_package_is_imported_in_one_file(package: str) -> None:
     users = [path for path in ROOT.rglob("*.py") if any(n.split(".")[0] == package for n in imports(path))]
     rooms = {path.parent if path.parent.name == package else path for path in users}  # a file, or a folder of its name

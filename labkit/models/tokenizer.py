@@ -8,12 +8,14 @@ over three files:
     generation_config.json   eos_token_id (one id or a list), bos_token_id, pad_token_id
     config.json              the same ids, older
 
+A chat goes through the model's own template (tokenizer_config.json or chat_template.jinja), which writes BOS itself.
+
 The tiny policy's tokenizer has one token per character, so that "what did the model see" needs no decoding:
 PAD = 0, BOS = 1, EOS = 2, then the characters of `CHARACTERS` from 3 on.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from os import PathLike
 from pathlib import Path
@@ -21,6 +23,8 @@ from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors
+
+from labkit.models import chat
 
 CHARACTERS = "0123456789+-*=;#()>:?,| "
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
@@ -102,6 +106,16 @@ class Tokenizer:
             return [self.bos_id, *ids]
         return ids
 
+    def encode_chat(self, messages: Sequence[Mapping[str, str]], options: Mapping[str, Any] | None = None) -> list[int]:
+        """The ids of a conversation up to where the assistant answers. ValueError if there is no chat template."""
+        template = self.settings.get("chat_template")
+        if isinstance(template, list):  # several, by name
+            template = {each["name"]: each["template"] for each in template}.get("default")
+        if not template:
+            raise ValueError("the model's tokenizer has no chat template; set task_options.chat to false")
+        text = chat.render(template, messages, self._special_texts(), options or {})
+        return self.backend.encode(text, add_special_tokens=False).ids
+
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         parts = []
         for known, run in groupby(ids, key=lambda i: self.backend.id_to_token(i) is not None):
@@ -146,6 +160,11 @@ class Tokenizer:
         if ids is None:
             return []
         return ids if isinstance(ids, list) else [ids]
+
+    def _special_texts(self) -> dict[str, str]:
+        """What a chat template knows as bos_token, eos_token, ..."""
+        named = {key: self.settings.get(key) for key in ("bos_token", "eos_token", "pad_token", "unk_token")}
+        return {key: token["content"] if isinstance(token, dict) else token for key, token in named.items() if token}
 
     def _first_id(self, kind: str, ids: dict[str, Any]) -> int | None:
         return next(iter([*self._ids(kind, self.settings), *self._ids(kind, ids)]), None)

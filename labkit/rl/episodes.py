@@ -39,6 +39,8 @@ class Prompter:
                 )
 
     def encode(self, problem: Problem) -> list[int]:
+        if problem.chat is not None:
+            return self.tokenizer.encode_chat(problem.chat.messages, problem.chat.options)
         return self.tokenizer.encode(problem.prompt)
 
     def score(self, rollouts: Rollouts, problems: Sequence[Problem]) -> Scored:

@@ -1,4 +1,4 @@
-"""Tasks by name: arithmetic, sums, reasoning-gym:NAME, dataset:PATH_OR_HUB_NAME.
+"""Tasks by name: arithmetic, sums, gsm8k, reasoning-gym:NAME, dataset:PATH_OR_HUB_NAME.
 
 Each has an options class, a small group of settings; unknown options are refused with a suggestion.
 """
@@ -10,6 +10,7 @@ from labkit.config.errors import ConfigError, did_you_mean
 from labkit.config.experiment import TASK_FORMS
 from labkit.tasks.arithmetic import Arithmetic, ArithmeticOptions
 from labkit.tasks.dataset import DatasetOptions, DatasetTask
+from labkit.tasks.gsm8k import GSM8K, GSM8KOptions
 from labkit.tasks.reasoning_gym import ReasoningGym, ReasoningGymOptions
 from labkit.tasks.sums import Sums, SumsOptions
 from labkit.tasks.task import Problem, Task, TaskError, is_heldout
@@ -44,6 +45,8 @@ def _make(name: str, given: Mapping[str, Any]) -> Task | None:
             return Arithmetic(ArithmeticOptions(**given))
         case ("sums", "", _):
             return Sums(SumsOptions(**given))
+        case ("gsm8k", "", _):
+            return DatasetTask(GSM8K, GSM8KOptions(**given), name="gsm8k")
         case ("reasoning-gym", ":", dataset) if dataset:
             return ReasoningGym(dataset, ReasoningGymOptions(**given))
         case ("dataset", ":", source) if source:

@@ -1,37 +1,41 @@
 """dataset:PATH_OR_HUB_NAME: questions and answers from JSONL, Parquet, a folder or the Hugging Face hub.
 
-The reference is the text after the answer's last "####", if it has one (as in GSM8K), else all of it.
-A finished completion is right if the text after its own last "####" equals that; without a "####", if its
-last number equals a reference that is a number, or else if all of it equals the reference. A completion that
-was cut off is wrong. Numbers are compared as numbers (1,000.0 is 1000), text without regard to case, spacing
-and a final full stop.
+A column may be named with dots (reward_model.ground_truth). A prompt is text, or a list of chat messages with role and
+content (as in DAPO's data); `chat` makes a message of text too. Messages reach the model through its own chat template.
+A finished completion is right if `labkit.tasks.answers` says so; one that was cut off is wrong.
 
-Rows are held out by prompt (`is_heldout`), so equal prompts are on the same side.
+Held out is the split `heldout_split`, else `heldout_fraction` of the rows by prompt (`is_heldout`). Either way equal
+prompts are on the same side. A row that is there several times counts once.
 """
 
 import random
 import re
 from collections.abc import Iterator
-from decimal import Decimal
 from typing import Any
 
 from pydantic import Field, field_validator
 
-from labkit.config.errors import did_you_mean
 from labkit.config.settings import Float, Int, Settings
-from labkit.tasks.rows import read_rows
-from labkit.tasks.task import Problem, TaskError, is_heldout
+from labkit.tasks import mathematics
+from labkit.tasks.answers import Comparison, Judge
+from labkit.tasks.columns import messages, text
+from labkit.tasks.rows import is_file, read_rows
+from labkit.tasks.task import Chat, Problem, TaskError, is_heldout
 
-_NUMBER = re.compile(r"-?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
-_MARK = "####"
+Placed = tuple[str, Problem]  # file and line, or row; and what stands there
 
 
 class DatasetOptions(Settings):
     prompt_column: str = "prompt"
     answer_column: str = "answer"
     split: str = Field(default="train", min_length=1)  # of a folder or hub data set
+    heldout_split: str = ""  # such as "test"; "": some rows of `split`
     subset: str = ""  # of a hub data set that has several, such as "main"
-    template: str = "{prompt}"
+    template: str = "{prompt}"  # around text, or around the last message of a chat
+    chat: bool = False  # text is what the user says in a chat
+    chat_options: dict[str, Any] = Field(default={})  # the template's own variables, such as enable_thinking
+    answer_pattern: str = ""  # a regular expression with at most one group
+    reward: Comparison = "match"
     heldout_fraction: Float = Field(default=0.1, gt=0, lt=1)
     max_new_tokens: Int = Field(default=256, ge=1)
     stop: str = ""
@@ -43,20 +47,31 @@ class DatasetOptions(Settings):
             raise ValueError("must hold {prompt}")
         return template
 
+    @field_validator("answer_pattern")
+    @classmethod
+    def _compiles(cls, pattern: str) -> str:
+        try:
+            groups = re.compile(pattern).groups
+        except re.error as error:
+            raise ValueError(f"is no regular expression ({error})") from None
+        if groups > 1:
+            raise ValueError(f"has {groups} groups; mark the answer with one and write the others as (?:...)")
+        return pattern
+
 
 class DatasetTask:
-    def __init__(self, source: str, options: DatasetOptions | None = None) -> None:
-        self.name = f"dataset:{source}"
+    def __init__(self, source: str, options: DatasetOptions | None = None, name: str = "") -> None:
+        self.name = name or f"dataset:{source}"
         self.options = options or DatasetOptions()
+        if self.options.reward == "math-verify" and not (answer := mathematics.available())[0]:
+            raise TaskError(f"{self.name}: {answer[1]}, or set task_options.reward to match")
         self.max_new_tokens = self.options.max_new_tokens
         self.stop = self.options.stop
-        rows = read_rows(source, self.options.split, self.options.subset)
-        self._placed = [(place, self._problem(place, row)) for place, row in rows]
-        self._training: list[Problem] = []
-        self._heldout: list[Problem] = []
-        for _, problem in self._placed:
-            held_out = is_heldout(problem.prompt, self.options.heldout_fraction)
-            (self._heldout if held_out else self._training).append(problem)
+        pattern = self.options.answer_pattern
+        self._judge = Judge(self.options.reward, re.compile(pattern) if pattern else None)
+        training, heldout = self._sides(source)
+        self._placed = [*training, *heldout]
+        self._training, self._heldout = ([problem for _, problem in side] for side in (training, heldout))
         self._check_sizes(source)
 
     def problems(self) -> Iterator[tuple[str, Problem]]:
@@ -71,67 +86,50 @@ class DatasetTask:
         return random.Random(seed).sample(self._heldout, min(n, len(self._heldout)))
 
     def reward(self, problem: Problem, completion: str, finished: bool) -> float:
-        reference = _after_mark(problem.answer)
-        if _MARK in completion:
-            given = _after_mark(completion)
-        elif _number(reference) is not None:
-            given = (_NUMBER.findall(completion) or [""])[-1]
+        return float(finished and self._judge.right(completion, problem.answer))
+
+    def _sides(self, source: str) -> tuple[list[Placed], list[Placed]]:
+        """The training and the held-out problems."""
+        rows = self._rows(source, self.options.split)
+        if self.options.heldout_split:
+            if is_file(source):
+                raise TaskError(f"{source}: is one file, without splits; drop task_options.heldout_split")
+            heldout = self._rows(source, self.options.heldout_split)
+            known = {problem.prompt for _, problem in heldout}
         else:
-            given = completion
-        return float(finished and _equal(given, reference))
+            fraction = self.options.heldout_fraction
+            known = {problem.prompt for _, problem in rows if is_heldout(problem.prompt, fraction)}
+            heldout = [placed for placed in rows if placed[1].prompt in known]
+        return [placed for placed in rows if placed[1].prompt not in known], heldout
+
+    def _rows(self, source: str, split: str) -> list[Placed]:
+        different: dict[tuple[str, str], Placed] = {}
+        for place, row in read_rows(source, split, self.options.subset):
+            problem = self._problem(place, row)
+            different.setdefault((problem.prompt, problem.answer), (place, problem))
+        return list(different.values())
 
     def _problem(self, place: str, row: Any) -> Problem:
         if not isinstance(row, dict):
             raise TaskError(f"{place}: is a {type(row).__name__}; every row is an object with named columns")
-        prompt = _text(place, row, self.options.prompt_column, "prompt_column")
-        answer = _text(place, row, self.options.answer_column, "answer_column")
-        return Problem(self.options.template.replace("{prompt}", prompt), answer)
+        options = self.options
+        answer = text(place, row, options.answer_column, "answer_column")
+        said = messages(row, options.prompt_column)
+        if said is None:
+            content = text(place, row, options.prompt_column, "prompt_column")
+            prompt = options.template.replace("{prompt}", content)
+            said = [{"role": "user", "content": prompt}] if options.chat else []
+        else:
+            said[-1]["content"] = options.template.replace("{prompt}", said[-1]["content"])
+            prompt = "\n\n".join(message["content"] for message in said)
+        return Problem(prompt, answer, chat=Chat(said, options.chat_options) if said else None)
 
     def _check_sizes(self, source: str) -> None:
         if not self._training and not self._heldout:
             raise TaskError(f"{source}: holds no rows")
         if not self._training or not self._heldout:
             side = "training" if self._heldout else "held-out"
-            rows = len(self._training) + len(self._heldout)
-            raise TaskError(
-                f"{source}: no {side} rows, with {rows} in all and heldout_fraction "
-                f"{self.options.heldout_fraction:g}; give more rows or another fraction"
-            )
-
-
-def _text(place: str, row: dict[str, Any], column: str, option: str) -> str:
-    if column not in row:
-        way_out = did_you_mean(column, map(str, row), otherwise="it has ")
-        raise TaskError(f"{place}: no column {column!r}; {way_out} (set the task option {option})")
-    value = row[column]
-    if not isinstance(value, str):
-        found = "null" if value is None else f"{type(value).__name__} {str(value)[:40]}"
-        raise TaskError(f"{place}, column {column!r}: must be text, got {found}; write it in quotes or drop the row")
-    if not value.strip():
-        raise TaskError(f"{place}, column {column!r}: is empty; fill it in or drop the row")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        half = ascii(value[error.start])
-        raise TaskError(f"{place}, column {column!r}: {half} is half a character; mend or drop the row") from None
-    return value
-
-
-def _after_mark(text: str) -> str:
-    return text.rpartition(_MARK)[2].strip()
-
-
-def _number(text: str) -> Decimal | None:
-    plain = text.strip().removeprefix("$").rstrip(".")
-    return Decimal(plain.replace(",", "")) if _NUMBER.fullmatch(plain) else None
-
-
-def _equal(given: str, reference: str) -> bool:
-    number = _number(reference)
-    if number is not None:
-        return _number(given) == number
-    return _normal(given) == _normal(reference)
-
-
-def _normal(text: str) -> str:
-    return " ".join(text.split()).casefold().rstrip(".")
+            options, rows = self.options, len(self._placed)
+            split = f"heldout_split {options.heldout_split}"
+            how = split if options.heldout_split else f"heldout_fraction {options.heldout_fraction:g}"
+            raise TaskError(f"{source}: no {side} rows, with {rows} in all and {how}; give more rows or another one")

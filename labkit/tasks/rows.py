@@ -25,7 +25,12 @@ def read_rows(source: str, split: str, subset: str) -> Iterator[tuple[str, Any]]
         raise TaskError(f"{source}: can read .jsonl and .parquet files; convert it to one of them")
     if path.suffix in _LOCAL_SUFFIXES or (source.startswith((".", "/", "~")) and not path.is_dir()):
         raise TaskError(f"{source}: no such file; give the path of a .jsonl or .parquet file")
-    return _numbered(source, _from_datasets(str(path) if path.is_dir() else source, split, subset))
+    rows = _from_folder(path, split, subset) if path.is_dir() else _from_hub(source, split, subset)
+    return _numbered(f"{source}, split {split}", rows)
+
+
+def is_file(source: str) -> bool:
+    return Path(os.path.expanduser(source)).is_file()
 
 
 def _jsonl(path: Path) -> Iterator[tuple[str, Any]]:
@@ -57,33 +62,68 @@ def _parquet(path: Path) -> Iterable[Any]:
         raise TaskError(f"{path}: not a Parquet file that can be read: {_one_line(cause)}") from None
 
 
-def _from_datasets(source: str, split: str, subset: str) -> Iterable[Any]:
+def _from_folder(folder: Path, split: str, subset: str) -> Iterable[Any]:
     import datasets
 
-    if not Path(source).is_dir():
-        _check_hub(source)
     try:
-        return datasets.load_dataset(source, subset or None, split=split)
+        return datasets.load_dataset(str(folder), subset or None, split=split)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        way_out = "check the name and the task options split and subset"
-        if isinstance(error, ConnectionError):
-            way_out = _OFFLINE
-        raise TaskError(f"{source}: can't be loaded (split {split}): {_one_line(error)}; {way_out}") from None
+        raise TaskError(f"{folder}: can't be loaded (split {split}): {_one_line(error)}; {_NAMES}") from None
 
 
+def _from_hub(name: str, split: str, subset: str) -> Iterable[Any]:
+    """The cached copy, so that a run needs no network and its data stay; without one, the hub's."""
+    import datasets
+
+    verbosity = datasets.logging.get_verbosity()
+    datasets.logging.set_verbosity_error()  # it warns of the very thing that is asked for
+    try:
+        return _cached(name, subset).as_dataset(split=split)
+    except (OSError, ValueError) as error:
+        cached = _one_line(error)
+    finally:
+        datasets.logging.set_verbosity(verbosity)
+    try:
+        return fetch(name, subset, split)
+    except TaskError as error:
+        raise TaskError(f"{error} (in the cache: {cached})") from None
+
+
+def _cached(name: str, subset: str) -> Any:
+    """What `datasets` itself takes when the hub can't be reached, which would cost it half a minute to find out."""
+    from datasets.packaged_modules.cache.cache import Cache
+
+    return Cache(
+        repo_id=name, dataset_name=name.split("/")[-1], config_name=subset or None, version="auto", hash="auto"
+    )
+
+
+def fetch(name: str, subset: str, split: str | None = None) -> Any:
+    """A data set of the hub, in its newest version, into the cache of `datasets`."""
+    import datasets
+
+    _check_hub(name)
+    try:
+        return datasets.load_dataset(name, subset or None, split=split)
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        way_out = _OFFLINE if isinstance(error, ConnectionError) else _NAMES
+        raise TaskError(f"{name}: can't be loaded: {_one_line(error)}; {way_out}") from None
+
+
+_NAMES = "check the name, its splits and subsets"
 _OFFLINE = (
-    "give the path of a local .jsonl or .parquet file, or download it once where there is a network; "
-    "HF_HUB_OFFLINE=1 uses what is in the Hugging Face cache"
+    "give the path of a local .jsonl or .parquet file, or run `labkit fetch` for it once where there is a network"
 )
 
 
 def _check_hub(name: str) -> None:
     """Ask once, briefly: `datasets` itself retries for half a minute when there is no network."""
+    import datasets
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-    if huggingface_hub.constants.HF_HUB_OFFLINE:
-        return
+    if datasets.config.HF_HUB_OFFLINE:
+        raise TaskError(f"{name}: no such file, and HF_HUB_OFFLINE is set; {_OFFLINE}")
     try:
         huggingface_hub.HfApi().dataset_info(name, timeout=_HUB_TIMEOUT)
     except (HfHubHTTPError, HFValidationError) as error:

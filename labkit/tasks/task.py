@@ -12,10 +12,19 @@ class TaskError(ValueError):
 
 
 @dataclass(frozen=True)
+class Chat:
+    """A prompt as messages (role, content), for the model's own chat template, and what that is to be told."""
+
+    messages: list[dict[str, str]]
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Problem:
     prompt: str
     answer: str
     metadata: dict[str, Any] = field(default_factory=dict)
+    chat: Chat | None = None  # what the model gets instead of `prompt`
 
 
 class Task(Protocol):

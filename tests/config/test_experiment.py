@@ -91,7 +91,8 @@ def test_task_options_by_dotted_key_add_and_as_a_dict_replace():
         ({"model": "zzz"}, "model: there is no model 'zzz'"),
         ({"model": "./my/folder"}, "model: there is no model './my/folder'"),
         ({"task": "arithmetics"}, "task: no task 'arithmetics'; did you mean arithmetic?"),
-        ({"task": "gsm8k"}, "task: no task 'gsm8k'; choose one of arithmetic, sums,"),
+        ({"task": "countdown"}, "task: no task 'countdown'; choose one of arithmetic, sums, gsm8k,"),
+        ({"task": "gsm8k"}, "task: gsm8k is written in letters or lines, which the tiny model can't read"),
         (
             {"task": "reasoning_gym:chain_sum"},
             "task: no task 'reasoning_gym:chain_sum'; did you mean reasoning-gym?",

@@ -63,6 +63,73 @@ def test_columns_can_be_named(tmp_path):
     assert task.sample(random.Random(0)) in [Problem(row["prompt"], row["answer"]) for row in ROWS]
 
 
+def test_a_column_inside_another_is_named_with_dots(tmp_path):
+    rows = [{"p": row["prompt"], "reward_model": {"ground_truth": row["answer"], "style": "rule"}} for row in ROWS]
+    path = write(tmp_path / "nested.jsonl", rows)
+    options = {"prompt_column": "p", "answer_column": "reward_model.ground_truth"}
+    assert load_task(f"dataset:{path}", options).heldout(5) == DatasetTask(
+        str(write(tmp_path / "flat.jsonl", ROWS))
+    ).heldout(5)
+    with pytest.raises(TaskError, match=r"no column 'reward_model.truth'; did you mean reward_model\.ground_truth"):
+        load_task(f"dataset:{path}", options | {"answer_column": "reward_model.truth"})
+
+
+def test_chat_messages_stay_a_chat(tmp_path):
+    def chat(question):
+        return [{"role": "system", "content": "Be brief."}, {"role": "user", "content": question}]
+
+    path = write(tmp_path / "chat.jsonl", [{"prompt": chat(row["prompt"]), "answer": row["answer"]} for row in ROWS])
+    task = load_task(f"dataset:{path}", {"template": "Q: {prompt}", "chat_options": {"enable_thinking": False}})
+    problem = task.sample(random.Random(0))
+    question = problem.chat.messages[-1]["content"]
+    assert question.startswith("Q: ")
+    assert problem.prompt == f"Be brief.\n\n{question}"
+    assert problem.chat.messages == chat(question)
+    assert problem.chat.options == {"enable_thinking": False}
+
+
+def test_text_becomes_a_chat_when_it_is_to(questions):
+    plain, chat = load_task(f"dataset:{questions}"), load_task(f"dataset:{questions}", {"chat": True})
+    assert [p.prompt for p in plain.heldout(99)] == [p.prompt for p in chat.heldout(99)]
+    assert plain.sample(random.Random(0)).chat is None
+    problem = chat.sample(random.Random(0))
+    assert problem.chat.messages == [{"role": "user", "content": problem.prompt}]
+
+
+def test_rows_that_repeat_count_once(tmp_path):
+    path = write(tmp_path / "again.jsonl", ROWS * 3)
+    assert len(list(DatasetTask(str(path)).problems())) == len(ROWS)
+
+
+def test_a_split_of_its_own_is_held_out(tmp_path):
+    write(tmp_path / "train.jsonl", [*ROWS[:100], ROWS[120]])
+    write(tmp_path / "test.jsonl", ROWS[100:])
+    task = load_task(f"dataset:{tmp_path}", {"heldout_split": "test"})
+    assert {p.prompt for p in task.heldout(1000)} == {row["prompt"] for row in ROWS[100:]}
+    rng = random.Random(0)
+    training = {task.sample(rng).prompt for _ in range(3000)}
+    assert training == {row["prompt"] for row in ROWS[:100]}, "a prompt of both splits is only held out"
+    with pytest.raises(TaskError, match=r"can't be loaded \(split dev\): Unknown split"):
+        load_task(f"dataset:{tmp_path}", {"heldout_split": "dev"})
+    with pytest.raises(TaskError, match=r"is one file, without splits; drop task_options\.heldout_split"):
+        load_task(f"dataset:{tmp_path / 'train.jsonl'}", {"heldout_split": "test"})
+
+
+@pytest.mark.parametrize(
+    ("answer", "completion", "reward"),
+    [
+        ("12", "Answer: 12", 1),
+        ("12", "Answer: 3\nAnswer: 12.0\nthat is 5", 1),
+        ("because\nAnswer: 12", "Answer: 12", 1),
+        ("12", "12", 0),
+        ("12", "Answer:", 0),
+    ],
+)
+def test_a_pattern_says_where_the_answer_stands(questions, answer, completion, reward):
+    task = load_task(f"dataset:{questions}", {"answer_pattern": "(?m)^Answer:(.*)$"})
+    assert task.reward(Problem("?", answer), completion, finished=True) == reward
+
+
 @pytest.mark.parametrize(
     ("answer", "completion", "reward"),
     [
@@ -107,6 +174,10 @@ GOOD = '{"prompt": "a", "answer": "b"}'
         (
             [GOOD, '{"prompt": "a", "answer": 12}'],
             "{path}, line 2, column 'answer': must be text, got int 12",
+        ),
+        (
+            ['{"prompt": "a", "answer": {"text": "b"}}'],
+            "{path}, line 1, column 'answer': must be text, got dict",
         ),
         (['{"prompt": ["a"], "answer": "b"}'], "{path}, line 1, column 'prompt': must be text, got list"),
         (['{"prompt": " ", "answer": "b"}'], "{path}, line 1, column 'prompt': is empty"),
@@ -163,11 +234,13 @@ def test_a_byte_order_mark_is_no_mistake(tmp_path):
 
 
 def test_a_hub_name_without_a_network_fails_soon(monkeypatch):
+    import datasets
     import huggingface_hub
 
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     start = time.monotonic()
-    with pytest.raises(TaskError, match=r"(?s)nobody/nothing: .*HF_HUB_OFFLINE=1"):
+    with pytest.raises(TaskError, match=r"(?s)nobody/nothing: .*can't be reached; .*labkit fetch"):
         load_task("dataset:nobody/nothing")
     assert time.monotonic() - start < 30

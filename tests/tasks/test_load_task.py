@@ -9,9 +9,9 @@ from labkit.tasks import load_task
     [
         ("arithmetics", {}, "task: no task 'arithmetics'; did you mean arithmetic?"),
         (
-            "gsm8k",
+            "countdown",
             {},
-            "task: no task 'gsm8k'; choose one of arithmetic, sums, reasoning-gym:NAME, dataset:PATH",
+            "task: no task 'countdown'; choose one of arithmetic, sums, gsm8k, reasoning-gym:NAME, dataset:PATH",
         ),
         ("arithmetic:x", {}, "task: no task 'arithmetic:x'"),
         ("dataset:", {}, "task: no task 'dataset:'"),
@@ -30,6 +30,9 @@ from labkit.tasks import load_task
             {"answer_colum": "a"},
             "task_options.answer_colum: no such setting; did you mean answer_column",
         ),
+        ("dataset:x.jsonl", {"reward": "exact"}, "task_options.reward: must be 'match' or 'math-verify', got 'exact'"),
+        ("dataset:x.jsonl", {"answer_pattern": "("}, "task_options.answer_pattern: is no regular expression (missing"),
+        ("dataset:x.jsonl", {"answer_pattern": "(a)(b)"}, "task_options.answer_pattern: has 2 groups; mark the answer"),
         (
             "reasoning-gym:chain_sum",
             {"template": "Q"},
