@@ -1,4 +1,4 @@
-"""Commands that get things ready: the notebooks, models."""
+"""Commands that get things ready: the notebooks, models, data sets, the machine."""
 
 from pathlib import Path
 from typing import Annotated
@@ -22,13 +22,41 @@ def lab(
 
 
 @app.command()
-def fetch(model: Annotated[str, typer.Argument(help="smollm2")]) -> None:
-    """Fetch a model's weights once, for all later runs."""
-    if model != "smollm2":
-        raise ValueError(f"cannot fetch {model!r}: smollm2 is the only model to fetch")
-    from labkit.models.smollm2 import fetch as fetch_smollm2
+def fetch(
+    name: Annotated[
+        str, typer.Argument(help="smollm2, a model of the Hugging Face hub (OWNER/NAME), gsm8k, or dataset:OWNER/NAME")
+    ],
+    subset: Annotated[str, typer.Argument(help="of a data set that has several", metavar="[SUBSET]")] = "",
+) -> None:
+    """Fetch a model or a data set once, for all later runs."""
+    from labkit.config.locations import is_hub_name
 
-    console.print(f"smollm2 is in {fetch_smollm2()}")
+    source = name.removeprefix("dataset:")
+    if subset and source == name:
+        raise ValueError(f"only a data set has subsets; write dataset:{name} {subset}")
+    if name == "smollm2":
+        from labkit.models.smollm2 import fetch as fetch_smollm2
+
+        console.print(f"smollm2 is in {fetch_smollm2()}")
+    elif name == "gsm8k":
+        from labkit.tasks.gsm8k import GSM8K, SUBSET
+
+        _fetch_dataset(GSM8K, SUBSET)
+    elif source != name:
+        _fetch_dataset(source, subset)
+    elif is_hub_name(name):
+        from labkit.models.hub import fetch as fetch_model
+
+        console.print(f"{name} is in {fetch_model(name)}", highlight=False, soft_wrap=True)
+    else:
+        raise ValueError(f"cannot fetch {name!r}: give smollm2, gsm8k, OWNER/NAME or dataset:OWNER/NAME")
+
+
+def _fetch_dataset(name: str, subset: str) -> None:
+    from labkit.tasks.rows import fetch as fetch_dataset
+
+    for split, rows in fetch_dataset(name, subset).items():
+        console.print(f"{name}, split {split}: {len(rows)} rows", highlight=False)
 
 
 @app.command()

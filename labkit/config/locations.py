@@ -1,12 +1,20 @@
-"""Where models are: by name, or as a Hugging Face folder. No torch here, so that a run is refused early."""
+"""Where models are: by name, as a Hugging Face folder, or in the cache of the Hugging Face hub. No torch here, so
+that a run is refused early, and no network: what isn't there is fetched by `labkit fetch`, never by a run.
+"""
 
 import os
+import re
 from os import PathLike
 from pathlib import Path
 
 from labkit.config.errors import ConfigError
 
 TINY_FOLDER = Path(__file__).parents[1] / "models" / "tiny"
+HUB_FILES = ["*.json", "*.jinja", "*.safetensors"]  # of a model on the hub: config, tokenizer and weights
+HUB_SUBFOLDERS = "*/*"  # the same model in other formats
+_HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
+_NEEDED = ("config.json", "tokenizer.json")
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 
 def cache_folder() -> Path:
@@ -15,7 +23,10 @@ def cache_folder() -> Path:
 
 
 def model_folder(name_or_path: str | PathLike[str]) -> Path:
-    """The folder of "tiny" (shipped), "smollm2" (fetched before), or a path. Raises ConfigError with the way out."""
+    """The folder of "tiny" (shipped), "smollm2" or a model of the hub (both fetched before), or a path.
+
+    A folder wins over a model of the hub with the same name. Raises ConfigError with the way out.
+    """
     if name_or_path == "tiny":
         return TINY_FOLDER
     if name_or_path == "smollm2":
@@ -24,9 +35,39 @@ def model_folder(name_or_path: str | PathLike[str]) -> Path:
             raise ConfigError(f"model: SmolLM2 is not in {cache_folder()}; run `labkit fetch smollm2` (93 MB) once")
         return folder
     folder = Path(os.path.expanduser(name_or_path))  # Path.expanduser raises for an unknown ~user
-    if not (folder / "config.json").is_file():
-        raise ConfigError(
-            f'model: there is no model {str(name_or_path)!r}: give "tiny", "smollm2" or the path of a Hugging Face '
-            "folder (config.json, model.safetensors, tokenizer.json)"
+    if (folder / "config.json").is_file():
+        return folder
+    if is_hub_name(str(name_or_path)):
+        return hub_folder(str(name_or_path))
+    raise ConfigError(
+        f'model: there is no model {str(name_or_path)!r}: give "tiny", "smollm2", the name of one on the Hugging Face '
+        "hub (Qwen/Qwen3-0.6B) or the path of a Hugging Face folder (config.json, model.safetensors, tokenizer.json)"
+    )
+
+
+def is_hub_name(text: str) -> bool:
+    """Whether it's written like OWNER/NAME; a relative path of two parts is as well."""
+    return _HUB_NAME.fullmatch(text) is not None
+
+
+def hub_folder(name: str) -> Path:
+    """The newest snapshot of a model in the Hugging Face cache."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    way_out = f"run `labkit fetch {name}` once, or give the path of a Hugging Face folder"
+    try:
+        folder = Path(
+            snapshot_download(name, local_files_only=True, allow_patterns=HUB_FILES, ignore_patterns=HUB_SUBFOLDERS)
         )
+    except (LocalEntryNotFoundError, HFValidationError):
+        raise ConfigError(
+            f"model: {name} is no folder with a config.json, and not, or not whole, in the Hugging Face cache; "
+            f"{way_out}"
+        ) from None
+    lacking = [file for file in _NEEDED if not (folder / file).is_file()]
+    if not any((folder / file).is_file() for file in _WEIGHTS):
+        lacking.append(_WEIGHTS[0])
+    if lacking:
+        raise ConfigError(f"model: the Hugging Face cache has {name} without {', '.join(lacking)}; {way_out}")
     return folder

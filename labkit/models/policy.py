@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from os import PathLike
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -33,8 +34,9 @@ class Policy:
 
 
 def load(name_or_path: str | PathLike[str], dtype: torch.dtype = torch.float32) -> Policy:
-    """ "tiny" (shipped with labkit), "smollm2" (fetched before), or the path of a Hugging Face folder."""
+    """ "tiny" (shipped with labkit), "smollm2" or a model of the hub (fetched before), or a Hugging Face folder."""
     from labkit.models.huggingface import read_folder
 
-    policy = read_folder(model_folder(name_or_path), dtype)
-    return replace(policy, name=str(name_or_path)) if name_or_path in ("tiny", "smollm2") else policy
+    folder = model_folder(name_or_path)
+    policy = read_folder(folder, dtype)
+    return policy if folder == Path(name_or_path).expanduser() else replace(policy, name=str(name_or_path))

@@ -341,8 +341,8 @@ class Run:
 
 def _with_absolute_paths(experiment: Experiment) -> Experiment:
     model, task = experiment.model, experiment.task
-    if model not in MODEL_TASKS:
-        model = str(Path(model).expanduser().absolute())
+    if model not in MODEL_TASKS and (folder := Path(model).expanduser()).is_dir():  # else one of the hub
+        model = str(folder.absolute())
     source = Path(task.removeprefix("dataset:")).expanduser()
     if task.startswith("dataset:") and source.exists():
         task = f"dataset:{source.absolute()}"

@@ -7,7 +7,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import huggingface_hub
 import pytest
+from local_hub import cache_layout
 
 from labkit.config import Experiment
 from labkit.config.locations import TINY_FOLDER
@@ -102,6 +104,7 @@ def test_a_directory_with_missing_files_still_opens(run: Run) -> None:
     [
         ({"model": "smollm2"}, "run `labkit fetch smollm2`"),
         ({"model": "no/such/folder", "task": "arithmetic"}, "there is no model 'no/such/folder'"),
+        ({"model": "Qwen/Qwen3-0.6B", "task": "arithmetic"}, "run `labkit fetch Qwen/Qwen3-0.6B` once"),
         ({"task": "dataset:missing.jsonl"}, "no such file"),
         ({"task_options": {"operators": 3}}, "no such setting"),
     ],
@@ -191,6 +194,15 @@ def test_a_run_keeps_absolute_paths(
     assert kept.name == given.name
     named = Run.start(small, "runs").experiment
     assert named == small
+
+
+def test_a_model_of_the_hub_keeps_its_name(
+    small: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launches_nothing: None
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    cache_layout(TINY_FOLDER, "Owner/tiny", tmp_path / "hub")
+    given = small.override({"model": "Owner/tiny", "task": "arithmetic"})
+    assert Run.start(given, tmp_path / "runs").experiment.model == "Owner/tiny"
 
 
 @pytest.fixture
