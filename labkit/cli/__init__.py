@@ -9,7 +9,7 @@ stopped ends with exit code 130.
 import os
 import sys
 
-from labkit.cli import running, studying, supplying  # noqa: F401 (their commands)
+from labkit.cli import running, studying, supplying, sweeping  # noqa: F401 (their commands)
 from labkit.cli.app import app
 
 

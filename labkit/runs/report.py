@@ -109,7 +109,7 @@ def figure(runs: Sequence[Recorded], metrics: Sequence[str] = ("accuracy", "tmpe
             _draw_time(fig, lines, row, column)
         else:
             _draw(fig, panel, lines, row, column, legend=panel is next(p for p in panels if p))
-    _style(fig, rows)
+    style(fig, rows)
     return fig
 
 
@@ -185,7 +185,7 @@ def _title(panel: Panel | None, lines: Sequence[_Line]) -> str:
 
 def _draw(fig: go.Figure, panel: Panel, lines: Sequence[_Line], row: int, column: int, legend: bool) -> None:
     values = [[panel.value(record) for record in line.records] for line in lines]
-    floor = _floor(values) if panel.logarithmic else 0.0
+    floor = floor_of(values) if panel.logarithmic else 0.0
     for line, series in zip(lines, values, strict=True):
         if panel.faint:
             faint = [panel.faint(record) for record in line.records]
@@ -193,9 +193,9 @@ def _draw(fig: go.Figure, panel: Panel, lines: Sequence[_Line], row: int, column
         drawn = [max(value, floor) if panel.logarithmic else value for value in series]
         _add_line(fig, line, drawn, row, column, width=2.5, opacity=1.0, name=line.arm, true=series, legend=legend)
     if panel.logarithmic:
-        _logarithmic(fig, floor, values, row, column)
+        logarithmic_axis(fig, floor, values, row, column)
     else:
-        fig.update_yaxes(range=_range(panel, values), row=row, col=column)
+        fig.update_yaxes(range=linear_range(panel, values), row=row, col=column)
     fig.update_xaxes(title={"text": "step", "standoff": 2, "font_size": 13}, rangemode="tozero", row=row, col=column)
 
 
@@ -237,7 +237,7 @@ def _add_line(
     )
 
 
-def _range(panel: Panel, values: Sequence[Sequence[float]]) -> list[float] | None:
+def linear_range(panel: Panel, values: Sequence[Sequence[float]]) -> list[float] | None:
     """The axis of a panel with a known end, a little margin beyond it; None lets plotly choose."""
     if panel.top is None and panel.bottom is None:
         return None
@@ -248,13 +248,14 @@ def _range(panel: Panel, values: Sequence[Sequence[float]]) -> list[float] | Non
     return [bottom - margin, top + margin]
 
 
-def _floor(values: Sequence[Sequence[float]]) -> float:
+def floor_of(values: Sequence[Sequence[float]]) -> float:
     """Where zero is drawn: a decade below the smallest positive value."""
     positive = [value for series in values for value in series if math.isfinite(value) and value > 0]
     return 10.0 ** (math.floor(math.log10(min(positive))) - 1) if positive else 1e-6
 
 
-def _logarithmic(fig: go.Figure, floor: float, values: Sequence[Sequence[float]], row: int, column: int) -> None:
+def logarithmic_axis(fig: go.Figure, floor: float, values: Sequence[Sequence[float]], row: int, column: int) -> None:
+    """Decades as ticks; what is exactly 0 was drawn at `floor` and gets a band of its own."""
     flat = [value for series in values for value in series if math.isfinite(value)]
     low = round(math.log10(floor))
     high = max(low + 3, math.ceil(math.log10(max([*flat, floor]))))
@@ -311,7 +312,8 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-def _style(fig: go.Figure, rows: int) -> None:
+def style(fig: go.Figure, rows: int) -> None:
+    """What all figures share: transparent, legible type, legends above and below the plot."""
     axis = {"gridcolor": "rgba(128,128,128,.25)", "zeroline": False, "automargin": True}
     fig.update_xaxes(**axis)
     fig.update_yaxes(**axis)
