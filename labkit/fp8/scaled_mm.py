@@ -29,13 +29,15 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.functional import ScalingType, SwizzleType
 
+from labkit.fp8 import native
 from labkit.fp8.formats import get_format
 from labkit.fp8.quantization import Quantized, quantize
 
@@ -120,6 +122,18 @@ def _refused(p: LinearFormat, in_features: int, out_features: int, dtype: torch.
 def alignment(p: LinearFormat) -> int:
     """What all three dimensions must be multiples of."""
     return 32 if p.granularity == "mx" else 16
+
+
+def described(choices: Sequence[Choice], where: Machine) -> tuple[Literal["fp8", "emulated"], str]:
+    """How the FP8 GEMMs of several layers are computed, in words: "fp8" only if a kernel serves every one of them."""
+    if where.device == "cpu":
+        return "emulated", "C quantiser" if native.available()[0] else "torch quantiser"
+    kernels = [choice.kernel for choice in choices if choice.kernel]
+    reasons = "; ".join(sorted({choice.reason for choice in choices if choice.reason}))
+    if not reasons:
+        return "fp8", ", ".join(sorted(set(kernels)))
+    served = f"{kernels[0]} in {len(kernels)} of them, else " if kernels else ""
+    return "emulated", f"{served}torch quantiser: {reasons}"
 
 
 # ---- the GEMMs

@@ -165,6 +165,10 @@ class Decoder(nn.Module):
         """FP32 logits, so that log-softmax never runs in BF16."""
         return self.lm_head(hidden).float()
 
+    @property
+    def device(self) -> torch.device:
+        return self.model.embed_tokens.weight.device
+
     def linears(self) -> Iterator[tuple[int | None, str, Float8Linear]]:
         """(layer index, weight name, module) of every linear layer; the layer index of lm_head is None."""
         for name, module in self.named_modules():

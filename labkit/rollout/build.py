@@ -17,4 +17,6 @@ def build_engine(policy: "Policy", experiment: "Experiment", on_microstep: Calla
         from labkit.rollout.vllm import VLLMEngine
 
         return VLLMEngine(policy, experiment, on_microstep)
-    return LocalEngine(policy.config, experiment.recipe, policy.tokenizer.pad_id, on_microstep)
+    return LocalEngine(
+        policy.config, experiment.recipe, policy.tokenizer.pad_id, on_microstep, device=experiment.device
+    )

@@ -1,9 +1,12 @@
-"""The embedded engine: batched sampling with a static KV cache, in any precision a Recipe names, on any CPU.
+"""The embedded engine: batched sampling with a static KV cache, in any precision a Recipe names, on a CPU or a GPU.
 
 prefill   every prompt once, [N, P]; its cache is then repeated for the samples of its group
 decode    one column at a time; finished sequences are dropped once a quarter of the rows are finished
 refit     weights are quantised here, from the trainer's BF16 copy, as a serving engine would
 score     given responses, teacher-forced: the same arithmetic, a whole response in one pass
+
+The model, its cache and the logits are on `device`; prompts, random numbers and rollouts on the CPU. A step of decoding
+waits for its tokens to come back, and every kernel is launched by Python: no CUDA graphs.
 """
 
 import math
@@ -14,9 +17,10 @@ import torch
 from torch import Tensor
 
 from labkit.config import Recipe, Sampling
-from labkit.fp8 import AmaxObserver, KVScales, LinearFormat, native
+from labkit.fp8 import AmaxObserver, KVScales, LinearFormat, decode_kernel, scaled_mm
 from labkit.models.attention import ObservedAttention
 from labkit.models.decoder import Attention, Decoder, DecoderConfig
+from labkit.models.device import torch_device
 from labkit.models.rollouts import Rollouts
 from labkit.rollout.engine import EngineState, Request
 from labkit.rollout.kv_cache import KVCache, KVPrecision
@@ -38,9 +42,11 @@ class LocalEngine:
         recipe: Recipe,
         pad_id: int = 0,
         on_microstep: Callable[[], None] = _nothing,
+        device: str = "cpu",
     ) -> None:
         self.config, self.recipe, self.pad_id, self.on_microstep = config, recipe, pad_id, on_microstep
-        self.model = Decoder(config).requires_grad_(False)
+        self.device = torch_device(device)
+        self.model = Decoder(config).requires_grad_(False).to(self.device)
         rollout_format = LinearFormat.from_recipe(recipe, side="rollout")
         for layer, _, linear in self.model.linears():
             linear.precision = rollout_format if recipe.covers(layer, config.num_layers) else LinearFormat.off()
@@ -71,11 +77,12 @@ class LocalEngine:
         lengths_B = torch.full((len(group_B),), R)
         finished_B = torch.zeros(len(group_B), dtype=torch.bool)
 
-        cache, logits = cache.rows(group_B), logits_NV[group_B]
+        group = group_B.to(self.device)
+        cache, logits = cache.rows(group), logits_NV[group]
         alive = torch.arange(len(group_B))  # batch row of each row still in the cache
         stop_ids = torch.tensor(sorted(request.stop_ids))
         for step in range(R):
-            tokens, logprobs = sample(logits, request.sampling, generator)
+            tokens, logprobs = (x.cpu() for x in sample(logits, request.sampling, generator))
             running = ~finished_B[alive]
             tokens_BT[alive[running], P + step] = tokens[running]
             logprobs_BR[alive[running], step] = logprobs[running]
@@ -88,8 +95,8 @@ class LocalEngine:
                 break
             if running.float().mean() < 1 - DROP_FINISHED_AT:
                 keep = running.nonzero()[:, 0]
-                cache, alive, tokens = cache.rows(keep), alive[keep], tokens[keep]
-            logits = self._decode(tokens, cache)
+                cache, alive, tokens = cache.rows(keep.to(self.device)), alive[keep], tokens[keep]
+            logits = self._decode(tokens.to(self.device), cache)
             self.on_microstep()
         self.saturation = cache.saturation.shares()
         return Rollouts(
@@ -98,7 +105,8 @@ class LocalEngine:
         )  # fmt: skip
 
     def _prefill(self, tokens_NP: Tensor, starts_N: Tensor, num_columns: int) -> tuple[KVCache, Tensor]:
-        positions_NP = (torch.arange(tokens_NP.shape[1]) - starts_N[:, None]).clamp(min=0)
+        tokens_NP, starts_N = tokens_NP.to(self.device), starts_N.to(self.device)
+        positions_NP = (torch.arange(tokens_NP.shape[1], device=self.device) - starts_N[:, None]).clamp(min=0)
         if self._calibrate_on_next_prompt:
             self._self_calibrate(tokens_NP, positions_NP, starts_N)
         cache = KVCache(self.config, starts_N, num_columns, self.kv_precision)
@@ -116,14 +124,15 @@ class LocalEngine:
     def score(self, rollouts: Rollouts, sampling: Sampling) -> Tensor:
         """g [B, R] of given responses: what this engine reports when it samples these very tokens.
 
-        Bit for bit what `generate` recorded, but for scaling.granularity "tensor": an activation's scale then
-        depends on the tokens that share the pass.
+        On a CPU bit for bit what `generate` recorded, but for scaling.granularity "tensor": an activation's scale
+        then depends on the tokens that share the pass. On a GPU kernels add up in another order than in decoding.
         """
         self._check_loaded("score()")
         P = rollouts.prompt_width
         if self._calibrate_on_next_prompt:
-            positions_BP = (torch.arange(P) - rollouts.starts_B[:, None]).clamp(min=0)
-            self._self_calibrate(rollouts.tokens_BT[:, :P], positions_BP, rollouts.starts_B)
+            starts_B = rollouts.starts_B.to(self.device)
+            positions_BP = (torch.arange(P, device=self.device) - starts_B[:, None]).clamp(min=0)
+            self._self_calibrate(rollouts.tokens_BT[:, :P].to(self.device), positions_BP, starts_B)
 
         def attention(starts_b: Tensor, num_columns: int) -> Attention:
             return KVCache(self.config, starts_b, num_columns, self.kv_precision).attend
@@ -202,28 +211,30 @@ class LocalEngine:
 
     def active(self) -> dict[str, Active]:
         """Read from the modules and the cache themselves, not from the Recipe."""
-        linears = list(self.model.linears())
-        num_fp8 = sum(linear.precision.fprop for _, _, linear in linears)
-        scales = self.kv_precision.scales
-        off = Active(state="bf16", detail="")
-        kernel = "C quantiser" if native.available()[0] else "torch quantiser"
-        return {
-            "rollout.linears": {
-                "state": "emulated",
-                "detail": f"{num_fp8} of {len(linears)} layers, {self.recipe.scaling.short_str()}, {kernel}",
-            }
-            if num_fp8
-            else off,
-            "rollout.kv_cache": {
-                "state": "emulated",
-                "detail": f"{self.kv_precision.fmt} grid values held in BF16, scales of version {scales.version}",
-            }
-            if scales
-            else off,
-            "rollout.attention": {"state": "emulated", "detail": "Q, K, V and P in FP8, FP32 accumulation"}
-            if any(self.kv_precision.quantizes_p(layer) for layer in range(self.config.num_layers))
-            else off,
+        report = {
+            name: Active(state="bf16", detail="")
+            for name in ("rollout.linears", "rollout.kv_cache", "rollout.attention")
         }
+        linears, where = [linear for _, _, linear in self.model.linears()], scaled_mm.machine(self.device)
+        if fp8 := [linear.kernels().fprop for linear in linears if linear.precision.fprop]:
+            state, how = scaled_mm.described(fp8, where)
+            detail = f"{len(fp8)} of {len(linears)} layers, {self.recipe.scaling.short_str()}, {how}"
+            report["rollout.linears"] = Active(state=state, detail=detail)
+        precision, kernel = self.kv_precision, decode_kernel.choose(where)
+        if scales := precision.scales:
+            held = "bytes" if where.device == "cuda" else "grid values held in BF16"
+            report["rollout.kv_cache"] = Active(
+                state="fp8" if where.device == "cuda" else "emulated",
+                detail=f"{precision.fmt} {held}, scales of version {scales.version}",
+            )
+        if any(precision.quantizes_p(layer) for layer in range(self.config.num_layers)):
+            detail = "Q, K, V and P in FP8, FP32 accumulation"
+            if kernel.kernel:
+                detail += f"; decoding by {kernel.kernel}, prefill and scoring emulated"
+            elif where.device == "cuda":
+                detail += f"; no kernel: {kernel.reason}"
+            report["rollout.attention"] = Active(state="fp8" if kernel.kernel else "emulated", detail=detail)
+        return report
 
 
 def _share_changed(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> float:

@@ -21,6 +21,7 @@ def sample(logits_NV: Tensor, sampling: "Sampling", generator: torch.Generator) 
     logprobs_NV = restrict(logits_NV, sampling).log_softmax(-1)
     cumulative_NV = logprobs_NV.double().exp().cumsum(-1)
     uniform_N1 = torch.rand(len(logits_NV), 1, dtype=torch.float64, generator=generator)
+    uniform_N1 = uniform_N1.to(logits_NV.device)  # drawn on the CPU: the same numbers wherever the engine computes
     if not bool(cumulative_NV[:, -1].isfinite().all()):
         raise RuntimeError("the engine's logits hold NaN or infinity: have the weights diverged, are the scales sane?")
     # Rounding leaves the last sum a little off 1: u is scaled to it, so that some token always exceeds it.

@@ -7,7 +7,7 @@ Tokens stay in the columns of `Rollouts`, and the attention adds over the same c
 that a query can't see yet add an exact 0. So with kernels whose bits don't depend on the batch, g is that of decoding
 to the bit. Sequences go in order of their length, ROWS at a time, so that little padding is computed.
 
-g [B, R] FP32 in nats, 0 off the mask. No gradient.
+g [B, R] FP32 in nats, 0 off the mask. No gradient. The rollouts and g are on the CPU, the model where it is.
 """
 
 from collections.abc import Callable
@@ -41,18 +41,18 @@ def teacher_forced(
     attention: AttentionFor,
     on_microstep: Callable[[], None] = _nothing,
 ) -> Tensor:
-    P, mask_BR = rollouts.prompt_width, rollouts.mask_BR
+    P, mask_BR, device = rollouts.prompt_width, rollouts.mask_BR, model.device
     logprobs_BR = torch.zeros(mask_BR.shape)
     for rows in rollouts.lengths_B.argsort(stable=True).split(ROWS):
         longest = int(rollouts.lengths_B[rows].max())
         T = P + longest - 1
-        starts_b, tokens_bT = rollouts.starts_B[rows], rollouts.tokens_BT[rows, : T + 1]
-        positions_bT = (torch.arange(T) - starts_b[:, None]).clamp(min=0)
+        starts_b, tokens_bT = rollouts.starts_B[rows].to(device), rollouts.tokens_BT[rows, : T + 1].to(device)
+        positions_bT = (torch.arange(T, device=device) - starts_b[:, None]).clamp(min=0)
         hidden_bTD = model(tokens_bT[:, :-1], positions_bT, attention(starts_b, T))
-        mask_br = mask_BR[rows, :longest]
+        mask_br = mask_BR[rows, :longest].to(device)
         logits_nV = model.logits(hidden_bTD[:, P - 1 :][mask_br])
-        logprobs_br = logprobs_BR.new_zeros(mask_br.shape)
+        logprobs_br = logits_nV.new_zeros(mask_br.shape)
         logprobs_br[mask_br] = token_logprobs(logits_nV, tokens_bT[:, P:][mask_br], sampling)[0]
-        logprobs_BR[rows, :longest] = logprobs_br
+        logprobs_BR[rows, :longest] = logprobs_br.cpu()
         on_microstep()
     return logprobs_BR

@@ -1,8 +1,8 @@
-"""The embedded trainer: one torch model on the CPU, its FP8 emulated bit for bit.
+"""The embedded trainer: one torch model on a CPU, its FP8 emulated bit for bit, or on a GPU with FP8 kernels.
 
 p (scoring), c (update) and the calibration pass all run through `_forward`, so they share weights, quantised
 operands, kernels and micro-batches. With the engine's own attention kernel ("math") and a Recipe that treats
-rollout and training alike, p equals g exactly.
+rollout and training alike, p equals g exactly on a CPU. Rollouts come from the CPU, log-probabilities go back to it.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from labkit.config import Experiment
-from labkit.fp8 import AmaxObserver, KVScales, LinearFormat, native
+from labkit.fp8 import AmaxObserver, KVScales, LinearFormat, scaled_mm
 from labkit.models.attention import ObservedAttention
 from labkit.models.decoder import Decoder
+from labkit.models.device import torch_device
 from labkit.models.logprobs import token_logprobs
 from labkit.models.policy import Policy
 from labkit.models.rollouts import Rollouts
@@ -32,6 +33,7 @@ class LocalTrainer:
     def __init__(self, policy: Policy, experiment: Experiment, on_microstep: Callable[[], None] = _nothing) -> None:
         self.experiment, self.on_microstep = experiment, on_microstep
         self.num_layers = policy.config.num_layers
+        self.device = torch_device(experiment.device)
         self.model = self._build(policy)
         updates = experiment.steps * experiment.grpo.minibatches
         self.master = MasterWeights(self.model, experiment.grpo, updates)
@@ -40,6 +42,7 @@ class LocalTrainer:
     def _build(self, policy: Policy) -> Decoder:
         model = Decoder(policy.config)
         model.load_weights(policy.weights)
+        model.to(self.device)
         self._set_precision(model)
         return model
 
@@ -91,11 +94,11 @@ class LocalTrainer:
         hidden_ND = model(batch.tokens, batch.positions, batch.attention).flatten(0, 1)
         logits_nV = model.logits(hidden_ND[batch.predicting_n])
         logprobs_n, entropy_n = token_logprobs(logits_nV, batch.targets_n, self.experiment.sampling)
-        return batch.scatter(logprobs_n), batch.scatter(entropy_n)
+        return batch.scatter(logprobs_n).cpu(), batch.scatter(entropy_n).cpu()
 
     def _micro_batch(self, rollouts: Rollouts, rows: Rows, whole: bool = False) -> micro_batch.MicroBatch:
         return micro_batch.build(
-            rollouts, rows,
+            rollouts, rows, self.device,
             packing=self.experiment.grpo.packing, kernel=self.experiment.trainer_attention, whole=whole,
         )  # fmt: skip
 
@@ -137,17 +140,17 @@ class LocalTrainer:
         return self.model.weights()
 
     def active(self) -> dict[str, Active]:
-        linears = list(self.model.linears())
-        kernel = "C quantiser" if native.available()[0] else "torch quantiser"
+        linears = [linear for _, _, linear in self.model.linears()]
         attention = {"math": "the rollout's own arithmetic", "sdpa": "another kernel than the rollout's"}
         kernel_name = self.experiment.trainer_attention
         report = {"train.attention": Active(state="bf16", detail=f"{kernel_name}: {attention[kernel_name]}")}
         for gemm in ("fprop", "dgrad", "wgrad"):
-            num_fp8 = sum(getattr(linear.precision, gemm) for _, _, linear in linears)
-            detail = f"{num_fp8} of {len(linears)} layers, {self.experiment.recipe.scaling.short_str()}, {kernel}"
-            report[f"train.{gemm}"] = (
-                Active(state="emulated", detail=detail) if num_fp8 else Active(state="bf16", detail="")
-            )
+            report[f"train.{gemm}"] = Active(state="bf16", detail="")
+            if fp8 := [getattr(linear.kernels(), gemm) for linear in linears if getattr(linear.precision, gemm)]:
+                state, how = scaled_mm.described(fp8, scaled_mm.machine(self.device))
+                layers = f"{len(fp8)} of {len(linears)} layers"
+                detail = f"{layers}, {self.experiment.recipe.scaling.short_str()}, {how}"
+                report[f"train.{gemm}"] = Active(state=state, detail=detail)
         return report
 
     def state_dict(self) -> dict[str, Any]:

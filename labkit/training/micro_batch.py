@@ -29,15 +29,18 @@ class MicroBatch:
         return values_n.new_zeros(self.shape).index_put(self.place_n, values_n)
 
 
-def build(rollouts: Rollouts, rows: Tensor, *, packing: bool, kernel: str, whole: bool = False) -> MicroBatch:
-    """`whole` feeds the last token too: calibration wants every key and value a rollout can hold."""
+def build(
+    rollouts: Rollouts, rows: Tensor, device: torch.device, *, packing: bool, kernel: str, whole: bool = False
+) -> MicroBatch:
+    """On the trainer's device. `whole` feeds the last token too: calibration wants every key and value there can be."""
     P, R = rollouts.prompt_width, rollouts.logprobs_BR.shape[1]
-    lengths_b, starts_b = rollouts.lengths_B[rows], rollouts.starts_B[rows]
-    T = P + int(lengths_b.max()) - (0 if whole else 1)
-    columns_T = torch.arange(T)
+    T = P + int(rollouts.lengths_B[rows].max()) - (0 if whole else 1)
+    lengths_b, starts_b = rollouts.lengths_B[rows].to(device), rollouts.starts_B[rows].to(device)
+    columns_T = torch.arange(T, device=device)
     end_b1 = (P + lengths_b - (0 if whole else 1))[:, None]
     real_bT = (columns_T >= starts_b[:, None]) & (columns_T < end_b1)
-    tokens_bT = rollouts.tokens_BT[rows, :T]
+    all_tokens_bT = rollouts.tokens_BT[rows].to(device)
+    tokens_bT = all_tokens_bT[:, :T]
     positions_bT = (columns_T - starts_b[:, None]).clamp(min=0)
     predicts_bT = real_bT & (columns_T >= P - 1) & (columns_T < (P + lengths_b - 1)[:, None])
 
@@ -52,7 +55,7 @@ def build(rollouts: Rollouts, rows: Tensor, *, packing: bool, kernel: str, whole
         predicting_n = predicts_bT.flatten().nonzero()[:, 0]
 
     row_n, column_n = predicts_bT.nonzero(as_tuple=True)
-    targets_n = rollouts.tokens_BT[rows][row_n, column_n + 1]
+    targets_n = all_tokens_bT[row_n, column_n + 1]
     return MicroBatch(
         tokens, positions, attention, predicting_n, targets_n, (row_n, column_n - (P - 1)), (len(rows), R)
     )

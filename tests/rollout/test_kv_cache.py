@@ -97,3 +97,21 @@ def test_a_float32_cache_keeps_float32() -> None:
     found = KVCache(CONFIG, STARTS, T, precision, dtype=torch.float32).attend(0, q, k, v)
     assert found.dtype == torch.float32
     assert torch.equal(found.bfloat16(), attend("qkvp"))  # the kernel is FP32 up to its last rounding
+
+
+@pytest.mark.parametrize("fmt", ["e4m3", "e5m2"])
+@pytest.mark.parametrize("parts", ["kv", "qkvp"])
+def test_a_packed_cache_holds_a_byte_an_element_and_the_same_numbers(parts: str, fmt: str) -> None:
+    precision = KVPrecision(fmt, SCALES, (frozenset(parts), frozenset()))
+    q, k, v = qkv()
+    packed, wide = (KVCache(CONFIG, STARTS, T, precision, packed=packed) for packed in (True, False))
+    assert [keys.dtype for keys in packed.keys] == [torch.uint8, torch.bfloat16]  # the second layer is BF16
+    for cache in (packed, wide):
+        cache.attend(0, q[:, :, :-1], k[:, :, :-1], v[:, :, :-1])
+        cache.advance(T - 1)
+    newest = q[:, :, -1:], k[:, :, -1:], v[:, :, -1:]
+    rows = torch.tensor([1, 0])
+    assert torch.equal(packed.attend(0, *newest), wide.attend(0, *newest))
+    swapped = [x[rows] for x in newest]
+    assert torch.equal(packed.rows(rows).attend(0, *swapped), wide.rows(rows).attend(0, *swapped))
+    assert packed.saturation.shares() == wide.saturation.shares()
