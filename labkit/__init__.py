@@ -37,6 +37,7 @@ _EXPORTS = {
     "Lab": "labkit.ui:Lab",
     "Recipe": "labkit.config:Recipe",
     "Run": "labkit.runs:Run",
+    "SweepGrid": "labkit.ui:SweepGrid",
     "attribute": "labkit.analysis:attribute",
     "collect": "labkit.analysis:collect",
     "compare": "labkit.runs.compare:compare",

@@ -21,6 +21,7 @@ import argparse
 import contextlib
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -99,7 +100,8 @@ def drive(
             while waiting or watched:
                 while waiting and len(watched) < slots:
                     cell = waiting.pop(0)
-                    watched[cell.id] = (cell, _begin(cell, runs[cell.id], folder, executor))
+                    with _uninterrupted():  # no worker may be left that nobody watches
+                        watched[cell.id] = (cell, _begin(cell, runs[cell.id], folder, executor))
                 for cell, run in list(watched.values()):
                     status = run.status  # first: a run that has ended writes no record after it
                     for record in run.tail():
@@ -122,6 +124,22 @@ def _begin(cell: Cell, run: Run | None, folder: Path, executor: Executor) -> Run
         return executor.start(cell, folder)
     run.resume_from_checkpoint()
     return run
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """An interrupt that comes meanwhile is raised afterwards."""
+    if threading.current_thread() is not threading.main_thread():  # others get none
+        yield
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
 
 
 def _end(runs: Sequence[Run]) -> None:

@@ -7,7 +7,7 @@ The names are looked up on first use, so that importing this costs nothing.
 from importlib import import_module
 from typing import Any
 
-_EXPORTS = {"Lab": "lab", "Session": "session", "open_lab": "lab"}
+_EXPORTS = {"Lab": "lab", "Session": "session", "SweepGrid": "sweep_grid", "open_lab": "lab"}
 
 
 def __getattr__(name: str) -> Any:
