@@ -45,6 +45,17 @@ def refused(result: subprocess.CompletedProcess[str]) -> str:
     return result.stderr
 
 
+def test_doctor_says_what_is_there_and_fails_for_what_will_fail(runs: Path) -> None:
+    well = labkit("doctor", runs=runs)
+    assert well.returncode == 0, well
+    for name in ("packages", "memory", "FP8 on the CPU", "vLLM", "Ray", "models in the cache"):
+        assert name in well.stdout
+    ill = labkit("doctor", runs=Path("/proc/labkit"))
+    assert ill.returncode == 1
+    assert "✗ problem" in ill.stdout
+    assert "set LABKIT_RUNS to another folder" in ill.stdout
+
+
 def test_help_is_fast_and_names_the_commands(runs: Path) -> None:
     code = "import sys, labkit.cli; sys.exit(any(m in sys.modules for m in ('torch', 'plotly', 'pydantic')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

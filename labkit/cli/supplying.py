@@ -4,6 +4,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.box import SIMPLE
+from rich.markup import escape
+from rich.table import Table
 
 from labkit.cli.app import app
 from labkit.terminal import console
@@ -19,6 +22,25 @@ def lab(
     from labkit.classroom import start
 
     start(folder, port, browser)
+
+
+@app.command()
+def doctor() -> None:
+    """What this machine offers: memory, GPUs, engines, models, data sets. Exit code 1 if something will fail."""
+    from labkit.hardware.checkup import checkup
+    from labkit.runs.store import runs_root
+
+    found = checkup(runs_root())
+    table = Table(box=SIMPLE, padding=(0, 1, 0, 0))
+    for title in ("what", "state"):
+        table.add_column(title, no_wrap=True)
+    table.add_column("found", overflow="fold")
+    for check in found:
+        advice = f"\n[dim]{escape(check.advice)}[/dim]" if check.advice else ""
+        table.add_row(check.name, check.mark, f"{escape(check.found)}{advice}")
+    console.print(table, highlight=False)
+    if any(check.state == "problem" for check in found):
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -6,7 +6,7 @@ import contextlib
 import importlib.util
 import re
 import shutil
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -76,3 +76,24 @@ def installed(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
+
+
+def pinned(package: str) -> str | None:
+    """The one version of a package that labkit's own extras ask for; None if they leave it open."""
+    with contextlib.suppress(PackageNotFoundError):
+        for requirement in requires("labkit") or []:
+            if match := re.match(rf"{re.escape(package)}\s*==\s*([^\s;]+)", requirement):
+                return match.group(1)
+    return None
+
+
+def built_for_cuda() -> list[str]:
+    """Companions of torch from PyPI, where they are CUDA builds, beside a torch that is built for CPUs.
+
+    transformers imports torchvision as soon as it's there, and that fails. The others go with it: nothing uses them.
+    """
+    if not (installed("torch") or "").endswith("+cpu"):
+        return []
+    numbers = {name: installed(name) for name in ("torchvision", "torchaudio", "torchcodec", "triton")}
+    foreign = [name for name, number in numbers.items() if number and not number.endswith("+cpu")]
+    return foreign if {"torchvision", "torchaudio"} & set(foreign) else []

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import ipywidgets as widgets
 
-from labkit.ui.machine import Check, Worker, checks, workers
+from labkit.hardware.check import Check
+from labkit.ui.machine import Worker, checks, workers
 from labkit.ui.theme import SIZE, SMALL, TEXT
 
-_MARKS = {"ok": "✓ ok", "note": "! note", "problem": "✗ problem"}
 _PATIENCE = 30.0  # seconds that a stopping worker is watched; one step of a large model may take longer
 
 
@@ -94,7 +94,7 @@ def table(found: list[Check]) -> str:
     rows = []
     for check in found:
         advice = f"<br><span style='font-size:{SMALL}px'>{html.escape(check.advice)}</span>" if check.advice else ""
-        cells = (f"<b>{_MARKS[check.state]}</b>", f"{html.escape(check.found)}{advice}")
+        cells = (f"<b>{check.mark}</b>", f"{html.escape(check.found)}{advice}")
         name = f"<th scope='row'>{html.escape(check.name)}</th>"
         rows.append(f"<tr>{name}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
     head = "".join(f"<th scope='col'>{title}</th>" for title in ("what", "state", "found"))

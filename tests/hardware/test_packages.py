@@ -22,3 +22,9 @@ def test_a_run_that_lacks_something_is_refused_before_its_directory_is_made(tmp_
     with pytest.raises(ConfigError, match=r"device: not available here: .*CUDA"):
         Run.start(Experiment(device="cuda"), tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
+
+
+def test_the_cuda_version_of_torch_is_read_without_importing_it() -> None:
+    import torch
+
+    assert packages.torch_cuda() == torch.version.cuda

@@ -5,8 +5,8 @@ from pathlib import Path
 from ipywidgets import Button
 
 from labkit import preset
+from labkit.hardware.check import Check
 from labkit.runs.process import Run
-from labkit.ui.machine import Check
 from labkit.ui.preflight import Preflight, preflight, table
 
 
