@@ -55,15 +55,14 @@ def hub_folder(name: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
-    way_out = f"run `labkit fetch {name}` once, or give the path of a Hugging Face folder"
+    way_out = f"run `labkit fetch {name}` once"
     try:
         folder = Path(
             snapshot_download(name, local_files_only=True, allow_patterns=HUB_FILES, ignore_patterns=HUB_SUBFOLDERS)
         )
     except (LocalEntryNotFoundError, HFValidationError):
         raise ConfigError(
-            f"model: {name} is no folder with a config.json, and not, or not whole, in the Hugging Face cache; "
-            f"{way_out}"
+            f"model: there is no folder {name}, and the Hugging Face cache doesn't have it as a whole; {way_out}"
         ) from None
     lacking = [file for file in _NEEDED if not (folder / file).is_file()]
     if not any((folder / file).is_file() for file in _WEIGHTS):

@@ -5,13 +5,14 @@ JSONL is read here line by line, so that a bad line is named. The rest goes thro
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from labkit.tasks.task import TaskError
 
 _HUB_TIMEOUT = 10  # seconds to find out whether the hub can be reached
+_BATCH = 1000
 _LOCAL_SUFFIXES = {".jsonl", ".parquet"}
 
 
@@ -48,11 +49,14 @@ def _jsonl(path: Path) -> Iterator[tuple[str, Any]]:
             raise TaskError(f"{place}: a number too long or brackets too deep to read; mend or drop the line") from None
 
 
-def _numbered(source: str, rows: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+def _numbered(source: str, dataset: Any) -> Iterator[tuple[str, Any]]:
+    """Through Arrow, batch by batch: row by row takes many times as long."""
+    batches = dataset.with_format("arrow").iter(_BATCH)
+    rows = (row for batch in batches for row in batch.to_pylist())
     return ((f"{source}, row {number}", row) for number, row in enumerate(rows, start=1))
 
 
-def _parquet(path: Path) -> Iterable[Any]:
+def _parquet(path: Path) -> Any:
     import datasets
 
     try:
@@ -62,7 +66,7 @@ def _parquet(path: Path) -> Iterable[Any]:
         raise TaskError(f"{path}: not a Parquet file that can be read: {_one_line(cause)}") from None
 
 
-def _from_folder(folder: Path, split: str, subset: str) -> Iterable[Any]:
+def _from_folder(folder: Path, split: str, subset: str) -> Any:
     import datasets
 
     try:
@@ -71,7 +75,7 @@ def _from_folder(folder: Path, split: str, subset: str) -> Iterable[Any]:
         raise TaskError(f"{folder}: can't be loaded (split {split}): {_one_line(error)}; {_NAMES}") from None
 
 
-def _from_hub(name: str, split: str, subset: str) -> Iterable[Any]:
+def _from_hub(name: str, split: str, subset: str) -> Any:
     """The cached copy, so that a run needs no network and its data stay; without one, the hub's."""
     import datasets
 

@@ -90,7 +90,8 @@ def test_a_folder_wins_over_the_cache(cache: Path, tmp_path: Path, monkeypatch: 
 
 
 def test_what_is_not_there_names_the_command(cache: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^model: Qwen/Qwen3-0\.6B is no folder .*`labkit fetch Qwen/Qwen3-0\.6B`"):
+    words = r"^model: there is no folder Qwen/Qwen3-0\.6B, and .*`labkit fetch Qwen/Qwen3-0\.6B` once$"
+    with pytest.raises(ConfigError, match=words):
         model_folder("Qwen/Qwen3-0.6B")
     for name in ("no/such/folder", "./here/there", "/a/b", "bad name/x", "Qwen/"):
         with pytest.raises(ConfigError, match="there is no model"):

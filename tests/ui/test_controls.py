@@ -1,12 +1,15 @@
 import html
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import ipywidgets as widgets
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from local_hub import cache_layout
 
 from labkit.config import CORRECTIONS, RECIPES, Correction, Experiment, Filter, Recipe, Scaling, preset
 from labkit.config.locations import TINY_FOLDER
@@ -349,6 +352,19 @@ def test_a_model_by_path_waits_for_its_task() -> None:
     experiment = controls.experiment(RECIPES["bf16"])
     assert experiment is not None
     assert (experiment.model, experiment.task) == (folder, "sums")
+
+
+def test_a_model_of_the_hub_is_typed_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    controls = ExperimentControls(preset("bf16"))
+    control(controls, "model").value = "Qwen/Qwen3-0.6B"
+    assert controls.problem.startswith("model: there is no folder Qwen/Qwen3-0.6B, and the Hugging Face cache")
+    assert controls.problem.endswith("run `labkit fetch Qwen/Qwen3-0.6B` once")
+    cache_layout(TINY_FOLDER, "Qwen/Qwen3-0.6B", tmp_path)
+    control(controls, "task").value = "gsm8k"
+    experiment = controls.experiment(RECIPES["bf16"])
+    assert experiment is not None
+    assert (experiment.model, experiment.task, experiment.name) == ("Qwen/Qwen3-0.6B", "gsm8k", "bf16-Qwen3-0.6B-s0")
 
 
 def test_a_recipe_that_the_rest_rules_out_is_said_too() -> None:
