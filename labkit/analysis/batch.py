@@ -146,9 +146,18 @@ def _scales(numbers: dict[str, Any] | None) -> KVScales | None:
 
 
 def collect(source: "str | Experiment | Run") -> Batch:
-    """The next batch of a preset (by its name), an Experiment, or a Run as its last checkpoint left it."""
+    """The next batch of a preset (by its name), an Experiment, or a Run as its last checkpoint left it.
+
+    Raises ValueError for an experiment on a GPU: what is computed from a batch is the CPU's arithmetic.
+    """
     if isinstance(source, str):
         source = preset(source)
+    device = source.device if isinstance(source, Experiment) else source.experiment.device
+    if device != "cpu":
+        raise ValueError(
+            f"device: what-ifs and attributions are computed on a CPU, and a {device} rounds differently; "
+            "collect the experiment with device=cpu and trainer=local"
+        )
     if isinstance(source, Experiment):
         return _next_batch(Loop(source))
     from labkit.runs import checkpoint

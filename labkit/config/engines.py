@@ -35,8 +35,23 @@ def _check_vllm(experiment: "Experiment") -> None:
 
 
 def _check_te(experiment: "Experiment") -> None:
+    train, scaling = experiment.recipe.train, experiment.recipe.scaling
     if experiment.device != "cuda":
         raise wrong("device", "Transformer Engine computes on CUDA devices only; set it to cuda, or trainer to local")
+    if not any(on for _, on in train):
+        return
+    if not train.fprop or train.dgrad != train.wgrad:
+        what = "Transformer Engine has FP8 for all three GEMMs, or for fprop alone"
+        raise wrong("recipe.train", f"{what}; set fprop to true and dgrad and wgrad alike, or trainer to local")
+    if scaling.granularity == "row":
+        what = "Transformer Engine has no recipe with a scale for each row"
+        raise wrong("recipe.scaling.granularity", f"{what}; choose block, tensor or mx, or trainer local")
+    if scaling.format != "e4m3":
+        what = "Transformer Engine has E5M2 for gradients only"
+        raise wrong("recipe.scaling.format", f"{what}; set it to e4m3 (and grad_format to e5m2), or trainer to local")
+    if scaling.formula != "te" and experiment.engine == "local":  # a vLLM engine has its own, whatever is set
+        what = f"Transformer Engine computes scales by its own rule, not {scaling.formula}'s"
+        raise wrong("recipe.scaling.formula", f"{what}; set it to te, or trainer to local")
 
 
 def _check_faults(experiment: "Experiment") -> None:
@@ -44,6 +59,7 @@ def _check_faults(experiment: "Experiment") -> None:
     for key, value, needed in (
         ("engine", experiment.engine, "local"),
         ("trainer", experiment.trainer, "local"),
+        ("device", experiment.device, "cpu"),
         ("cluster.placement", experiment.cluster.placement, "process"),
     ):
         if value != needed:

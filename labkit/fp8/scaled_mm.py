@@ -126,12 +126,12 @@ def alignment(p: LinearFormat) -> int:
 
 def described(choices: Sequence[Choice], where: Machine) -> tuple[Literal["fp8", "emulated"], str]:
     """How the FP8 GEMMs of several layers are computed, in words: "fp8" only if a kernel serves every one of them."""
-    if where.device == "cpu":
-        return "emulated", "C quantiser" if native.available()[0] else "torch quantiser"
     kernels = [choice.kernel for choice in choices if choice.kernel]
     reasons = "; ".join(sorted({choice.reason for choice in choices if choice.reason}))
     if not reasons:
         return "fp8", ", ".join(sorted(set(kernels)))
+    if where.device == "cpu":  # the reason is known
+        return "emulated", "C quantiser" if native.available()[0] else "torch quantiser"
     served = f"{kernels[0]} in {len(kernels)} of them, else " if kernels else ""
     return "emulated", f"{served}torch quantiser: {reasons}"
 

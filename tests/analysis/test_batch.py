@@ -76,6 +76,11 @@ def test_a_run_without_a_checkpoint_says_what_to_do(tmp_path: Path) -> None:
         collect(run)
 
 
+def test_a_gpu_is_refused_with_the_way_out() -> None:
+    with pytest.raises(ValueError, match="device: what-ifs and attributions are computed on a CPU.*with device=cpu"):
+        collect(Experiment(device="cuda"))
+
+
 def test_a_preset_goes_by_its_name() -> None:
     with pytest.raises(ConfigError, match="did you mean fp8-rollout"):
         collect("fp8-rolout")

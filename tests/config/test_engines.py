@@ -43,3 +43,44 @@ def test_what_can_work_together_is_accepted() -> None:
     Experiment(engine="vllm", recipe={"rollout": {"linears": True, "kv_cache": True}})
     Experiment(engine="vllm", device="cuda", recipe={"rollout": {"kv_cache": True, "attention": True}})
     Experiment(cluster={"placement": "separate", "overlap": True}, grpo={"staleness": 1})
+
+
+FP8 = {"train": {"fprop": True, "dgrad": True, "wgrad": True}}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "line"),
+    [
+        ({"train": {"fprop": True, "wgrad": True}}, "recipe.train: Transformer Engine has FP8 for all three GEMMs"),
+        ({"train": {"dgrad": True, "wgrad": True}}, "recipe.train: Transformer Engine has FP8 for all three GEMMs"),
+        ({**FP8, "scaling": {"granularity": "row"}}, "recipe.scaling.granularity: Transformer Engine has no recipe"),
+        ({**FP8, "scaling": {"format": "e5m2"}}, "recipe.scaling.format: Transformer Engine has E5M2 for gradients"),
+        ({**FP8, "scaling": {"formula": "deepgemm"}}, "recipe.scaling.formula: Transformer Engine computes scales by"),
+    ],
+)
+def test_what_transformer_engine_can_not_do_is_refused_with_the_way_out(recipe: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Experiment(trainer="te", device="cuda", recipe=recipe)
+    assert caught.value.problems[0].startswith(line)
+    assert "trainer" in caught.value.problems[0]
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        {},
+        FP8,
+        {"train": {"fprop": True}},
+        {**FP8, "scaling": {"granularity": "tensor", "scale": "fp32", "grad_format": "e5m2"}},
+        {**FP8, "scaling": {"granularity": "mx"}},
+        {"rollout": {"linears": True}, "scaling": {"granularity": "row"}},  # the rollout's alone
+    ],
+)
+def test_what_transformer_engine_can_do_is_accepted(recipe: dict[str, Any]) -> None:
+    Experiment(trainer="te", device="cuda", recipe=recipe)
+
+
+def test_faults_are_not_lost_on_a_gpu() -> None:
+    with pytest.raises(ConfigError) as caught:
+        Experiment(device="cuda", faults=["scales-dropped"], recipe={"rollout": {"kv_cache": True}})
+    assert caught.value.problems == ("device: faults are built into cpu, not cuda; set it to cpu, or drop faults",)
