@@ -1,11 +1,13 @@
 """Commands that ask a question of many runs: sweeps, their reports, NVIDIA's claims."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
 from typer.core import TyperGroup
 
 from labkit.cli.app import app, check_output
@@ -14,6 +16,7 @@ from labkit.terminal import console
 if TYPE_CHECKING:
     from labkit.runs.record import StepRecord
     from labkit.sweeps import Cell, Finished, Sweep
+    from labkit.sweeps.campaign import Campaign
 
 Parallel = Annotated[int | None, typer.Option(min=1, help="cells at once, if cores and memory allow as many")]
 Retry = Annotated[bool, typer.Option("--retry", help="do cells that failed again")]
@@ -48,8 +51,8 @@ def run(
     check_output("--html", html)
     if not file.is_file():
         raise ValueError(f"no file {file}")
-    drive(Sweep.create(Plan.from_file(file)), parallel, retry, again=f"labkit sweep {file}")
-    show(Sweep.create(Plan.from_file(file)), html)
+    sweep = Sweep.create(Plan.from_file(file))
+    drive(sweep, parallel, retry, again=f"labkit sweep {file}", then=lambda: show(sweep, html))
 
 
 @sweeps.command("report")
@@ -73,8 +76,58 @@ def report(
         console.print(f"cells: {write_csv(csv, sweep)}", highlight=False)
 
 
-def drive(sweep: "Sweep", parallel: int | None, retry: bool, again: str) -> None:
-    """Drive a sweep with a bar for every cell at work, and a line for each that ended."""
+@app.command()
+def claims(
+    name: Annotated[str, typer.Argument(help="a claim, or all; they are listed if not given", metavar="[NAME]")] = "",
+    seeds: Annotated[int, typer.Option(min=1, help="seeds of each arm: 0, 1, …")] = 3,
+    steps: Annotated[int | None, typer.Option(min=1, help="GRPO steps of each cell; 60 if not given")] = None,
+    parallel: Parallel = None,
+    retry: Retry = False,
+    html: Annotated[Path | None, typer.Option(help="write the table and its sources to this page")] = None,
+) -> None:
+    """What NVIDIA says about FP8 RL beside what this lab finds. With a name: run it, or go on with it."""
+    from labkit.sweeps.campaign import Campaign
+    from labkit.sweeps.claims import CLAIMS, find
+
+    check_output("--html", html)
+    chosen = find(name or "all")
+    campaign = Campaign(chosen, seeds, steps)
+    if name:
+        console.print(campaign.estimate(), highlight=False)
+        options = f" --seeds {seeds}" + (f" --steps {steps}" if steps else "")
+        drive(campaign, parallel, retry, again=f"labkit claims {name}{options}", then=lambda: _table(campaign, html))
+        return
+    listed = Table(title="claims", title_justify="left", show_lines=True)
+    for column in ("name", "what is claimed", "source"):
+        listed.add_column(column, overflow="fold")
+    for claim in CLAIMS.values():
+        listed.add_row(claim.name, claim.statement, claim.source)
+    console.print(listed)
+    _table(campaign, html)
+    console.print(f"labkit claims all: {campaign.estimate()}", highlight=False)
+
+
+def _table(campaign: "Campaign", html: Path | None) -> None:
+    """From the cells that are there, all or not."""
+    from labkit.sweeps.campaign import HEAD
+    from labkit.sweeps.document import as_html
+
+    rows = campaign.rows()
+    if any(row.n for row in rows):
+        table = Table(title="published and found here", title_justify="left", show_lines=True)
+        for column in HEAD:
+            table.add_column(column, overflow="fold")
+        for row in rows:
+            if row.n:
+                table.add_row(*row.texts())
+        console.print(table)
+    if html:
+        html.write_text(as_html("Claims about FP8 reinforcement learning", campaign.blocks()), encoding="utf-8")
+        console.print(f"claims: {html} (open it in a browser)", highlight=False)
+
+
+def drive(sweep: "Sweep | Campaign", parallel: int | None, retry: bool, again: str, then: Callable[[], None]) -> None:
+    """Drive it with a bar for every cell at work, a line for each that ended, and, interrupted or not, `then`."""
     from labkit.sweeps import LocalProcesses
 
     executor = LocalProcesses(parallel)
@@ -85,8 +138,10 @@ def drive(sweep: "Sweep", parallel: int | None, retry: bool, again: str) -> None
             for finished in sweep.run(executor, retry, display.step):
                 display.finished(finished)
     except KeyboardInterrupt:
+        then()
         console.print(f"interrupted; its cells have stopped with a checkpoint. Go on with: {again}", highlight=False)
         raise typer.Exit(130) from None
+    then()
 
 
 def show(sweep: "Sweep", html: Path | None) -> None:

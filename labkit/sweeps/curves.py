@@ -32,7 +32,7 @@ def figure(results: Results) -> go.Figure:
     for index, panel in enumerate(panels):
         _draw(fig, panel, arms, list(results.arms), index // 2 + 1, index % 2 + 1)
     style(fig, rows)
-    fig.update_layout(font_color=_TEXT)
+    fig.update_layout(font_color=_TEXT, margin_b=50, height=fig.layout.height - 50)
     return fig
 
 

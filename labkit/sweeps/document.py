@@ -123,8 +123,9 @@ table {{ border-collapse: collapse; font-size: 15px; font-variant-numeric: tabul
 th, td {{ padding: .3rem .8rem; border-bottom: 1px solid var(--line); text-align: right; vertical-align: top; }}
 thead th {{ border-bottom-width: 2px; vertical-align: bottom; }}
 .words {{ text-align: left; }}
-td.words {{ min-width: 16rem; }}
-th[scope=row] {{ font-weight: 600; }}
+td.words {{ min-width: 15rem; }}
+td:not(.words) {{ white-space: nowrap; }}
+th[scope=row] {{ font-weight: 600; min-width: 10rem; }}
 .soft, figcaption, summary {{ color: var(--soft); font-size: 14px; }}
 pre {{ background: var(--tint); padding: .7rem 1rem; overflow-x: auto; font-size: 14px; }}
 figure {{ margin: 0; }}

@@ -17,7 +17,7 @@ from labkit.runs.compare import EMULATED
 from labkit.sweeps import provenance
 from labkit.sweeps.document import Block, Bullets, Code, Grid, Heading, Paragraph, Picture, as_html, as_markdown
 from labkit.sweeps.results import QUANTITIES, Arm, Results
-from labkit.sweeps.statistics import short
+from labkit.sweeps.statistics import short, signed
 from labkit.sweeps.sweep import Sweep
 
 _DEVICE = "h100"
@@ -120,19 +120,20 @@ def _comparisons(results: Results) -> list[Block]:
     for arm in results.others:
         for key in results.measured:
             found = results.against(arm.name, key)
+            shown = results.verdict(arm.name, key)
+            if found.unpaired:
+                shown += f"; without seed {', '.join(map(str, found.unpaired))}, which only one side has"
+            difference = "–" if sum(found.zeros) else signed(found, results.plan.baseline)
             ends = [f"×{math.exp(end):.3g}" if found.log else short(end) for end in found.bootstrap]
             known = not any(map(math.isnan, found.bootstrap))
-            needed = results.needed(arm.name).partition(": ")[2] if key == "heldout_end" else "–"
-            rows.append(
-                [f"{arm.name}, {QUANTITIES[key].title}", results.verdict(arm.name, key), str(found.n),
-                 f"{ends[0]} to {ends[1]}" if known else "–", short(found.p_t), short(found.p_flip), needed]
-            )  # fmt: skip
-            if found.unpaired:
-                rows[-1][1] += f"; without seed {', '.join(map(str, found.unpaired))}, which only one side has"
+            needed = str(found.needed(results.plan.effect) or "–") if key == "heldout_end" else "–"
+            tests = [f"{ends[0]} to {ends[1]}" if known else "–", short(found.p_t), short(found.p_flip)]
+            rows.append([f"{arm.name}: {QUANTITIES[key].short}", shown, difference, str(found.n), *tests, needed])
     if not rows:
         return [Paragraph("There is no other arm.")]
     effect = short(results.plan.effect).rstrip("0")
-    head = ["arm and quantity", "verdict", "n", "bootstrap 95 %", "p, t test", "p, sign flips", f"seeds for {effect}"]
+    tests = ["bootstrap 95 %", "p, t test", "p, sign flips"]
+    head = ["arm and quantity", "verdict", "difference", "n", *tests, f"seeds for {effect}"]
     return [Grid(head, rows, words=[1]), Paragraph(_ON_TESTS, soft=True)]
 
 

@@ -170,6 +170,18 @@ def verdict(found: Paired, baseline: str) -> str:
     return f"{_way(difference.mean)} than {baseline} by {size} [{inside}], n = {n}"
 
 
+def signed(found: Paired, baseline: str) -> str:
+    """The difference with its interval: "−.021 [−.039, −.003]", "×3.1 [2.2, 4.4]", or words where there is none."""
+    difference, n = found.difference, found.n
+    if n == 0:
+        return "–"
+    if sum(found.zeros):
+        return _exactness(found, baseline).partition(", ")[0]
+    show = (lambda value: f"{math.exp(value):.3g}") if found.log else (lambda value: short(value, sign="+"))
+    ends = f" [{show(difference.low)}, {show(difference.high)}]" if n > 1 else ""
+    return f"{'×' if found.log else ''}{show(difference.mean)}{ends}"
+
+
 def amount(value: float, log: bool) -> str:
     """The size of a difference: ".021", or "a factor 3.1" of a logarithm."""
     if log:
@@ -177,12 +189,13 @@ def amount(value: float, log: bool) -> str:
     return short(abs(value))
 
 
-def short(value: float, digits: int = 3) -> str:
-    """ ".021": a share has no leading zero."""
+def short(value: float, digits: int = 3, sign: str = "-") -> str:
+    """ ".021": a share has no leading zero, and a real minus. `sign` "+" gives positive ones theirs."""
     if not math.isfinite(value):
         return "–"
-    text = f"{value:.{digits}f}"
-    return text.replace("0.", ".", 1) if text.startswith(("0.", "-0.")) else text
+    text = f"{abs(value):.{digits}f}"
+    before = "−" if value < 0 and float(text) else "+" if sign == "+" else ""
+    return before + (text[1:] if text.startswith("0.") else text)
 
 
 def _missed(found: Paired) -> str:
