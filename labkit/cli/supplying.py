@@ -1,5 +1,7 @@
 """Commands that get things ready: the notebooks, models, data sets, the machine."""
 
+import os
+import subprocess
 from pathlib import Path
 from typing import Annotated
 
@@ -41,6 +43,32 @@ def doctor() -> None:
     console.print(table, highlight=False)
     if any(check.state == "problem" for check in found):
         raise typer.Exit(1)
+
+
+@app.command("gpu-setup")
+def gpu_setup(
+    run: Annotated[bool, typer.Option("--run", help="run the commands, one after the other")] = False,
+    print_only: Annotated[bool, typer.Option("--print-only", help="print them for another machine")] = False,
+    without_vllm: Annotated[bool, typer.Option("--without-vllm", help="Transformer Engine for the torch here")] = False,
+) -> None:
+    """The commands that install vLLM and Transformer Engine on a GPU node, in their order. --run runs them."""
+    from labkit.hardware import gpu_setup as setup
+
+    if run and print_only:
+        raise ValueError("--run and --print-only exclude each other: give one")
+    node = setup.look()
+    if not print_only and (obstacles := setup.obstacles(node, vllm=not without_vllm)):
+        raise ValueError("; ".join(obstacles))
+    done: set[str] = set()
+    while todo := [step for step in setup.steps(node, vllm=not without_vllm) if step.name not in done]:
+        for step in todo[:1] if run else todo:
+            typer.echo(f"# {step.name}\n{step}\n")  # not through the console, which would break the lines
+            done.add(step.name)
+            if run:
+                ended = subprocess.run(step.command, env={**os.environ, **dict(step.environment)})
+                if ended.returncode:
+                    raise ValueError(f"{step.name}: exit code {ended.returncode}; what went wrong is said above")
+        node = setup.look()  # the first commands bring what the next ones are made from
 
 
 @app.command()
