@@ -17,6 +17,9 @@ def check(experiment: "Experiment") -> None:
         _check_te(experiment)
     if experiment.faults:
         _check_faults(experiment)
+    if experiment.eval_engine and (experiment.engine != "local" or experiment.cluster.placement != "process"):
+        what = "needs a second engine, which only the local one in this process can be"
+        raise wrong("eval_engine", f"{what}; set it to false, or engine to local and cluster.placement to process")
     if experiment.cluster.overlap and not experiment.grpo.staleness:
         what = "the next batch is sampled before this step's weights exist"
         raise wrong("grpo.staleness", f"{what}; set it to at least 1, or cluster.overlap to false")

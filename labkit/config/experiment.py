@@ -111,6 +111,7 @@ class Experiment(Settings):
     steps: Int = Field(default=60, ge=1, le=1_000_000)
     eval_every: Int = Field(default=20, ge=1)
     eval_prompts: Int = Field(default=256, ge=1, le=100_000)
+    eval_engine: bool = False  # measure the same problems through an engine of the run's own precision as well
     checkpoint_every: Int = Field(default=0, ge=0)  # 0: only at the end
     keep_rollouts: Int = Field(default=16, ge=0)  # rollouts recorded in each step
     seed: Int = Field(default=0, ge=0, lt=2**32)

@@ -3,6 +3,10 @@
 The reward of the rollouts says how well the *sampler* does. A broken FP8 sampler can be fitted by the policy until
 its rewards look healthy while the policy behind it falls, so accuracy is measured without any quantisation, on
 problems that are never trained on, with the same random numbers every time.
+
+`Experiment.eval_engine` measures beside it what the run's own engine makes of the same weights and problems: what would
+be deployed. The difference of the two is the price of its quantisation. It takes a second engine, so that what the
+run's own one has measured and cached stays as it is.
 """
 
 from collections.abc import Mapping
@@ -12,7 +16,8 @@ import torch
 from torch import Tensor
 
 from labkit.config import Recipe
-from labkit.rollout import LocalEngine, Request
+from labkit.fp8 import KVScales
+from labkit.rollout import Engine, LocalEngine, Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,10 +49,14 @@ class HeldOut:
         return [f"held-out accuracy rests on {found} problems, not {self.wanted}"] if found < self.wanted else []
 
     def accuracy(self, weights: Mapping[str, Tensor], version: int) -> float:
-        self.engine.refit(weights, None, version)
+        return self.through(self.engine, weights, None, version)
+
+    def through(self, engine: Engine, weights: Mapping[str, Tensor], scales: KVScales | None, version: int) -> float:
+        """Accuracy of what another engine makes of the same weights; the engine is left with them."""
+        engine.refit(weights, scales, version)
         generator = torch.Generator().manual_seed(0)
         right = 0.0
         for start in range(0, len(self.prompts), BATCH):
-            rollouts = self.engine.generate(self.prompts[start : start + BATCH], self.request, generator)
+            rollouts = engine.generate(self.prompts[start : start + BATCH], self.request, generator)
             right += float(self.prompter.score(rollouts, self.problems[start : start + BATCH]).rewards_B.sum())
         return right / len(self.prompts)

@@ -169,7 +169,7 @@ class Loop:
             metrics |= {"clip_low": clip.low, "clip_high": clip.high}
         self._send(watch)
 
-        metrics["heldout_accuracy"] = self._held_out_accuracy(watch) if self._evaluation_due() else None
+        metrics |= self._held_out(watch) if self._evaluation_due() else {"heldout_accuracy": None}
         self.elapsed += watch.total
         return self._record(
             watch, metrics,
@@ -296,13 +296,18 @@ class Loop:
         every = self.experiment.eval_every
         return self.step_index == self.experiment.steps or self.step_index % every == 0
 
-    def _held_out_accuracy(self, watch: Stopwatch) -> float:
+    def _held_out(self, watch: Stopwatch) -> dict[str, float]:
         with watch("evaluate"):
-            return self.held_out.accuracy(self.trainer.weights(), self.version)
+            weights = self.trainer.weights()
+            found = {"heldout_accuracy": self.held_out.accuracy(weights, self.version)}
+            if self.experiment.eval_engine:
+                engine = self._new_engine()
+                found["heldout_accuracy_engine"] = self.held_out.through(engine, weights, self.scales, self.version)
+        return found
 
     def _evaluate_start(self) -> StepRecord:
         watch = Stopwatch()
-        metrics: dict[str, float | None] = {"heldout_accuracy": self._held_out_accuracy(watch)}
+        metrics: dict[str, float | None] = {**self._held_out(watch)}
         self.elapsed += watch.total
         state = self.engine.state()
         scale_version = state.kv_scales.version if state.kv_scales else state.weight_version

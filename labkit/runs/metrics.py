@@ -35,6 +35,9 @@ _POLICY = {
     "reward": Metric("mean reward of the rollouts", "1", "higher", "GRPO"),
     "accuracy": Metric("share of the rollouts with reward 1", "share", "higher", "labkit"),
     "heldout_accuracy": Metric("accuracy on fixed prompts, sampled in BF16", "share", "higher", "labkit"),
+    "heldout_accuracy_engine": Metric(
+        "the same problems through the run's own engine (eval_engine)", "share", "higher", "NeMo RL"
+    ),
     "response_length": Metric("mean length of a response", "tokens", "neither", "verl"),
     "truncated_share": Metric("responses cut off at max_new_tokens", "share", "lower", "NeMo RL", (0.0, 0.2)),
     "zero_advantage_share": Metric("responses without an advantage, so without a gradient", "share", "lower", "TRL"),

@@ -26,6 +26,7 @@ from labkit.config import ConfigError, Experiment
             "engine: faults are built into local, not vllm; set it to local, or drop faults",
         ),
         ({"cluster": {"overlap": True}}, "cluster.overlap: needs an engine of its own, not placement process"),
+        ({"engine": "vllm", "eval_engine": True}, "eval_engine: needs a second engine, which only the local one"),
         ({"cluster": {"address": "auto"}}, "cluster.address: a run in one process uses no Ray"),
         (
             {"cluster": {"placement": "separate", "overlap": True}},
