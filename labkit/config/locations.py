@@ -7,6 +7,7 @@ from pathlib import Path
 from labkit.config.errors import ConfigError
 
 TINY_FOLDER = Path(__file__).parents[1] / "models" / "tiny"
+SHIPPED = {"tiny": TINY_FOLDER, "tiny-moe": TINY_FOLDER.with_name("tiny_moe")}
 
 
 def cache_folder() -> Path:
@@ -15,9 +16,12 @@ def cache_folder() -> Path:
 
 
 def model_folder(name_or_path: str | PathLike[str]) -> Path:
-    """The folder of "tiny" (shipped), "smollm2" (fetched before), or a path. Raises ConfigError with the way out."""
-    if name_or_path == "tiny":
-        return TINY_FOLDER
+    """The folder of a model: "tiny" or "tiny-moe" (shipped), "smollm2" (fetched before), or a path.
+
+    Raises ConfigError with the way out.
+    """
+    if isinstance(name_or_path, str) and name_or_path in SHIPPED:
+        return SHIPPED[name_or_path]
     if name_or_path == "smollm2":
         folder = cache_folder() / "smollm2"
         if not folder.is_dir():

@@ -7,11 +7,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from labkit.config.experiment import MODEL_TASKS
 from labkit.config.locations import model_folder
 from labkit.models.decoder import Decoder, DecoderConfig
 from labkit.models.tokenizer import Tokenizer
 
-Family = Literal["llama", "qwen2", "qwen3"]
+Family = Literal["llama", "qwen2", "qwen3", "qwen3_moe"]
 
 
 @dataclass
@@ -33,8 +34,8 @@ class Policy:
 
 
 def load(name_or_path: str | PathLike[str], dtype: torch.dtype = torch.float32) -> Policy:
-    """ "tiny" (shipped with labkit), "smollm2" (fetched before), or the path of a Hugging Face folder."""
+    """ "tiny" and "tiny-moe" (shipped), "smollm2" (fetched before), or the path of a Hugging Face folder."""
     from labkit.models.huggingface import read_folder
 
     policy = read_folder(model_folder(name_or_path), dtype)
-    return replace(policy, name=str(name_or_path)) if name_or_path in ("tiny", "smollm2") else policy
+    return replace(policy, name=str(name_or_path)) if name_or_path in MODEL_TASKS else policy

@@ -17,9 +17,11 @@ from labkit.config import Recipe, Sampling
 from labkit.fp8 import AmaxObserver, KVScales, LinearFormat, native
 from labkit.models.attention import ObservedAttention
 from labkit.models.decoder import Attention, Decoder, DecoderConfig
+from labkit.models.moe import set_router
 from labkit.models.rollouts import Rollouts
 from labkit.rollout.engine import EngineState, Request
 from labkit.rollout.kv_cache import KVCache, KVPrecision
+from labkit.rollout.routes import RouteLog
 from labkit.rollout.sampling import sample
 from labkit.rollout.scoring import teacher_forced
 from labkit.runs.record import Active
@@ -44,6 +46,7 @@ class LocalEngine:
         rollout_format = LinearFormat.from_recipe(recipe, side="rollout")
         for layer, _, linear in self.model.linears():
             linear.precision = rollout_format if recipe.covers(layer, config.num_layers) else LinearFormat.off()
+        set_router(self.model, recipe)
         self.kv_precision = KVPrecision.from_recipe(recipe, config.num_layers)
         self.weight_version = -1  # nothing loaded yet
         self.saturation: dict[str, float] = {}
@@ -63,7 +66,9 @@ class LocalEngine:
                 "shorten the prompts or lower sampling.max_new_tokens"
             )
         group_B = torch.arange(len(prompts)).repeat_interleave(request.samples_per_prompt)
-        cache, logits_NV = self._prefill(tokens_NP, starts_N, P + R)
+        moe = self.config.moe
+        log = RouteLog(moe, group_B, P, P + R) if request.routes and moe else None
+        cache, logits_NV = self._prefill(tokens_NP, starts_N, P + R, log)
 
         tokens_BT = torch.full((len(group_B), P + R), self.pad_id)
         tokens_BT[:, :P] = tokens_NP[group_B]
@@ -89,26 +94,31 @@ class LocalEngine:
             if running.float().mean() < 1 - DROP_FINISHED_AT:
                 keep = running.nonzero()[:, 0]
                 cache, alive, tokens = cache.rows(keep), alive[keep], tokens[keep]
-            logits = self._decode(tokens, cache)
+            if log is not None:
+                log.decoding(alive, P + step)
+            logits = self._decode(tokens, cache, log)
             self.on_microstep()
         self.saturation = cache.saturation.shares()
         return Rollouts(
             tokens_BT, starts_N[group_B], lengths_B, logprobs_BR, finished_B, P,
             self.weight_version, self._scale_version,
+            routes_BTLK=None if log is None else log.table(starts_N[group_B], P + lengths_B - 1),
         )  # fmt: skip
 
-    def _prefill(self, tokens_NP: Tensor, starts_N: Tensor, num_columns: int) -> tuple[KVCache, Tensor]:
+    def _prefill(
+        self, tokens_NP: Tensor, starts_N: Tensor, num_columns: int, log: RouteLog | None
+    ) -> tuple[KVCache, Tensor]:
         positions_NP = (torch.arange(tokens_NP.shape[1]) - starts_N[:, None]).clamp(min=0)
         if self._calibrate_on_next_prompt:
             self._self_calibrate(tokens_NP, positions_NP, starts_N)
         cache = KVCache(self.config, starts_N, num_columns, self.kv_precision)
-        hidden = self.model(tokens_NP, positions_NP, cache.attend)
+        hidden = self.model(tokens_NP, positions_NP, cache.attend, log)
         cache.advance(tokens_NP.shape[1])
         return cache, self.model.logits(hidden[:, -1])
 
-    def _decode(self, tokens_B: Tensor, cache: KVCache) -> Tensor:
+    def _decode(self, tokens_B: Tensor, cache: KVCache, log: RouteLog | None) -> Tensor:
         positions_B1 = (cache.length - cache.starts_B)[:, None]
-        hidden = self.model(tokens_B[:, None], positions_B1, cache.attend)
+        hidden = self.model(tokens_B[:, None], positions_B1, cache.attend, log)
         cache.advance(1)
         return self.model.logits(hidden[:, -1])
 
