@@ -123,9 +123,7 @@ class DecoderLayer(nn.Module):
         else:
             self.mlp = MLP(config.hidden_size, config.intermediate_size, dtype)
 
-    def forward(
-        self, x_BTD: Tensor, cos: Tensor, sin: Tensor, attention: Attention, routing: Routing | None
-    ) -> Tensor:
+    def forward(self, x_BTD: Tensor, cos: Tensor, sin: Tensor, attention: Attention, routing: Routing | None) -> Tensor:
         x_BTD = x_BTD + self.self_attn(self.input_layernorm(x_BTD), cos, sin, attention)
         normed_BTD = self.post_attention_layernorm(x_BTD)
         mlp = self.mlp

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from labkit.config import Recipe
 
 Routing = Callable[[int, Tensor, Tensor], Tensor]
-"""(which of the layers with experts, logits [..., E], their top k [..., k] ascending) -> the experts to take [..., k]"""
+"""(place among the layers with experts, logits [..., E], their top k [..., k] ascending) -> experts to take [..., k]"""
 
 
 @dataclass(frozen=True)

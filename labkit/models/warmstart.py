@@ -1,6 +1,7 @@
 """The tiny policies from nothing: a supervised warm start that leaves reinforcement learning something to do.
 
-A Qwen3-shaped decoder of 0.80 M parameters, or one of 1.49 M with a mixture of experts, learns the task of `labkit.tasks.arithmetic` from examples
+A Qwen3-shaped decoder of 0.80 M parameters, or one of 1.49 M with a mixture of experts, learns the task of
+`labkit.tasks.arithmetic` from examples
 
     BOS 7+2*3-8=  ->  #9 EOS                       half of them: the answer at once
     BOS 7+2*3-8=  ->  7+2=9;9*3=7;7-8=9;#9 EOS     the other half: a scratchpad
@@ -35,7 +36,7 @@ from labkit.models.attention import PaddedAttention
 from labkit.models.decoder import Decoder, DecoderConfig
 from labkit.models.huggingface import write_folder
 from labkit.models.moe import MoEConfig
-from labkit.models.policy import Policy
+from labkit.models.policy import Family, Policy
 from labkit.models.routing import Routes
 from labkit.models.tokenizer import Tokenizer
 from labkit.tasks.arithmetic import Arithmetic
@@ -75,7 +76,7 @@ def warmstart(
     config: DecoderConfig = TINY,
 ) -> Policy:
     """Trains a tiny policy and writes it to the folder `out`; calls `progress(step, loss)` as it goes."""
-    name, family, usual = ("tiny", "qwen3", STEPS) if config.moe is None else ("tiny-moe", "qwen3_moe", MOE_STEPS)
+    name, family, usual = _kind(config)
     steps = usual if steps is None else steps
     tokenizer = Tokenizer.char_level()
     task = Arithmetic()
@@ -93,6 +94,11 @@ def warmstart(
     policy = Policy(config, decoder.weights(), tokenizer, name, family).to(torch.bfloat16)
     write_folder(policy, out)
     return policy
+
+
+def _kind(config: DecoderConfig) -> tuple[str, Family, int]:
+    """Name, family, and the steps that it takes."""
+    return ("tiny", "qwen3", STEPS) if config.moe is None else ("tiny-moe", "qwen3_moe", MOE_STEPS)
 
 
 def initial_weights(config: DecoderConfig, seed: int) -> dict[str, Tensor]:

@@ -52,6 +52,7 @@ class LocalEngine:
         self.saturation: dict[str, float] = {}
         self.codes_changed = math.nan
         self._calibrate_on_next_prompt = False
+        self._log: RouteLog | None = None
 
     # ---- sampling
 
@@ -67,8 +68,8 @@ class LocalEngine:
             )
         group_B = torch.arange(len(prompts)).repeat_interleave(request.samples_per_prompt)
         moe = self.config.moe
-        log = RouteLog(moe, group_B, P, P + R) if request.routes and moe else None
-        cache, logits_NV = self._prefill(tokens_NP, starts_N, P + R, log)
+        log = self._log = RouteLog(moe, group_B, P, P + R) if request.routes and moe else None
+        cache, logits_NV = self._prefill(tokens_NP, starts_N, P + R)
 
         tokens_BT = torch.full((len(group_B), P + R), self.pad_id)
         tokens_BT[:, :P] = tokens_NP[group_B]
@@ -96,7 +97,7 @@ class LocalEngine:
                 cache, alive, tokens = cache.rows(keep), alive[keep], tokens[keep]
             if log is not None:
                 log.decoding(alive, P + step)
-            logits = self._decode(tokens, cache, log)
+            logits = self._decode(tokens, cache)
             self.on_microstep()
         self.saturation = cache.saturation.shares()
         return Rollouts(
@@ -105,20 +106,18 @@ class LocalEngine:
             routes_BTLK=None if log is None else log.table(starts_N[group_B], P + lengths_B - 1),
         )  # fmt: skip
 
-    def _prefill(
-        self, tokens_NP: Tensor, starts_N: Tensor, num_columns: int, log: RouteLog | None
-    ) -> tuple[KVCache, Tensor]:
+    def _prefill(self, tokens_NP: Tensor, starts_N: Tensor, num_columns: int) -> tuple[KVCache, Tensor]:
         positions_NP = (torch.arange(tokens_NP.shape[1]) - starts_N[:, None]).clamp(min=0)
         if self._calibrate_on_next_prompt:
             self._self_calibrate(tokens_NP, positions_NP, starts_N)
         cache = KVCache(self.config, starts_N, num_columns, self.kv_precision)
-        hidden = self.model(tokens_NP, positions_NP, cache.attend, log)
+        hidden = self.model(tokens_NP, positions_NP, cache.attend, self._log)
         cache.advance(tokens_NP.shape[1])
         return cache, self.model.logits(hidden[:, -1])
 
-    def _decode(self, tokens_B: Tensor, cache: KVCache, log: RouteLog | None) -> Tensor:
+    def _decode(self, tokens_B: Tensor, cache: KVCache) -> Tensor:
         positions_B1 = (cache.length - cache.starts_B)[:, None]
-        hidden = self.model(tokens_B[:, None], positions_B1, cache.attend, log)
+        hidden = self.model(tokens_B[:, None], positions_B1, cache.attend, self._log)
         cache.advance(1)
         return self.model.logits(hidden[:, -1])
 

@@ -18,17 +18,15 @@ class RouteLog:
         """`group_B`: the prompt of each row."""
         shape = len(group_B), num_columns, len(config.layers), config.experts_per_token
         self._table_BTLK = torch.full(shape, -1, dtype=config.index_dtype)
-        self._rows, self._from = torch.arange(len(group_B)), group_B
-        self._columns = slice(0, prompt_width)
+        self._rows, self._from, self._end = torch.arange(len(group_B)), group_B, prompt_width
 
     def decoding(self, rows: Tensor, column: int) -> None:
         """From now on the passes compute this column of these rows."""
-        self._rows, self._from = rows, torch.arange(len(rows))
-        self._columns = slice(column, column + 1)
+        self._rows, self._from, self._end = rows, torch.arange(len(rows)), column + 1
 
     def __call__(self, index: int, logits: Tensor, own_NTK: Tensor) -> Tensor:
-        written = own_NTK[self._from].to(self._table_BTLK.dtype)
-        self._table_BTLK[self._rows, self._columns, index] = written
+        columns = slice(self._end - own_NTK.shape[1], self._end)
+        self._table_BTLK[self._rows, columns, index] = own_NTK[self._from].to(self._table_BTLK.dtype)
         return own_NTK
 
     def table(self, starts_B: Tensor, ends_B: Tensor) -> Tensor:

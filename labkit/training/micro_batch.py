@@ -70,6 +70,13 @@ def build(rollouts: Rollouts, rows: Tensor, *, packing: bool, kernel: str, whole
     row_n, column_n = predicts_bT.nonzero(as_tuple=True)
     targets_n = rollouts.tokens_BT[rows][row_n, column_n + 1]
     return MicroBatch(
-        tokens, positions, attention, predicting_n, targets_n, (row_n, column_n - (P - 1)), (len(rows), R),
-        real_bT, replay,
+        tokens,
+        positions,
+        attention,
+        predicting_n,
+        targets_n,
+        (row_n, column_n - (P - 1)),
+        (len(rows), R),
+        real_bT,
+        replay,
     )
