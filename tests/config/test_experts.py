@@ -27,7 +27,9 @@ def test_what_needs_experts_is_refused_without_them(model: str, changes: dict, l
 
 def test_a_folder_is_judged_once_it_was_read() -> None:
     experiment = Experiment(model="a/folder", task="arithmetic", recipe={"router": {"replay": "r2"}})
-    with pytest.raises(ConfigError, match=r"^recipe\.router\.replay: r2 has nothing.*set it to off, or take .* tiny-moe"):
+    with pytest.raises(
+        ConfigError, match=r"^recipe\.router\.replay: r2 has nothing.*set it to off, or take .* tiny-moe"
+    ):
         check_dense(experiment)
     check_dense(experiment.override({"recipe.router.replay": "off"}))
 

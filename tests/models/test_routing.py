@@ -40,7 +40,9 @@ def test_replayed_experts_are_taken_by_their_layer_and_missing_ones_are_the_rout
         differs = (changed != logits).any(-1)
         assert not differs[:, :4].any(), "tokens before it are as they were"
         assert differs[:, 4].all()
-        assert torch.equal(routes.own()[:, :, : place + 1], own.own()[:, :, : place + 1]), "its own choice is still noted"
+        assert torch.equal(routes.own()[:, :, : place + 1], own.own()[:, :, : place + 1]), (
+            "its own choice is still noted"
+        )
 
 
 def test_gradients_reach_the_routers_under_replay() -> None:
