@@ -12,12 +12,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from labkit import fp8, rl
+from labkit import fp8, models, rl
 from labkit.config import GRPO, ConfigError, Correction, Experiment, Sampling, preset
 from labkit.fp8 import Float8Linear, KVScales, LinearFormat
 from labkit.models.decoder import Decoder, DecoderConfig
 from labkit.models.logprobs import token_logprobs
+from labkit.models.moe import MoEConfig
+from labkit.models.policy import Policy
+from labkit.models.rollouts import Rollouts
 from labkit.rl.loop import Loop
+from labkit.rl.routing import for_scoring, router_metrics
 from labkit.rollout import Delivery, LocalEngine, RefitError, Request, verify
 from labkit.rollout.sampling import sample
 from labkit.runs.alarms import alarms
@@ -25,6 +29,7 @@ from labkit.runs.compare import tmpe_text
 from labkit.runs.metrics import METRICS
 from labkit.runs.record import StepRecord
 from labkit.runs.report import SIX
+from labkit.training import LocalTrainer
 
 NAN = math.nan
 ELSEWHERE = {
@@ -217,6 +222,42 @@ def test_d10_no_key_survives_a_weight_change() -> None:
     cold = LocalEngine(CONFIG, preset("bf16").recipe)
     cold.refit(weights_of(1), None, 1)
     assert torch.equal(sampled(engine), sampled(cold))
+
+
+def test_d11_replayed_routes_reach_the_layers_they_were_taken_in() -> None:
+    """NeMo RL#3903, miles#2570: replay worse than none, because a dense first layer shifted the tables by one."""
+    moe = MoEConfig(num_experts=8, experts_per_token=2, intermediate_size=128, layers=(1, 2))
+    config = replace(CONFIG, num_layers=3, moe=moe)
+    torch.manual_seed(0)
+    weights = {name: tensor.clone() for name, tensor in Decoder(config).weights().items()}
+    policy = Policy(config, weights, models.load("tiny").tokenizer, "dense-first", "qwen3_moe")
+    recipe = preset("fp8-rollout").recipe.override({"router.replay": "r3"})
+    engine = LocalEngine(config, recipe)
+    trainer = LocalTrainer(policy, preset("fp8-rollout", "tiny-moe").override({"recipe": recipe}))
+    engine.refit(trainer.weights(), None, 0)
+    request = Request(Sampling(), 8, frozenset({2}), samples_per_prompt=8, routes=True)
+    rollouts = engine.generate([[1, 5, 9], [1, 7]], request, torch.Generator().manual_seed(3))
+    assert rollouts.routes_BTLK.shape[2] == 2, "layers 1 and 2 of three"
+    rows = [torch.arange(len(rollouts))]
+
+    def metrics(scored: Rollouts) -> dict[str, float]:
+        p, _ = trainer.logprobs(scored, rows)
+        found = rl.mismatch(rollouts.logprobs_BR, p, rollouts.mask_BR)
+        return found | router_metrics(scored, trainer.routes(), moe)
+
+    own, replayed = metrics(replace(rollouts, replay_BTLK=None)), metrics(for_scoring(rollouts, recipe))
+    assert own["router_flip_rate"] > 0
+    assert {"router_flip_rate_layer_1", "router_flip_rate_layer_2"} <= own.keys()
+    assert "router_flip_rate_layer_0" not in own
+    assert replayed["router_flip_rate"] == 0.0
+    assert replayed["gen_kl_error"] < own["gen_kl_error"]
+    shifted = metrics(replace(rollouts, replay_BTLK=rollouts.routes_BTLK.roll(1, dims=2)))
+    assert shifted["gen_kl_error"] > 10 * own["gen_kl_error"], "what a table off by one layer would look like"
+
+    current = trainer.current_logprobs(for_scoring(rollouts, recipe), rows[0])
+    current.sum().backward()
+    for layer in (1, 2):  # miles#2570: no gradient when replayed weights are gathered from a zeroed softmax
+        assert trainer.model.model.layers[layer].mlp.gate.weight.grad.norm() > 0
 
 
 # ---- D12 - D15: batches, runs and what people see

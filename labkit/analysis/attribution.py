@@ -9,7 +9,8 @@ against the trainer's p and on the tokens that the batch's own sampler drew:
 
 Effects don't add up: two errors may cancel or feed each other, which is why both are shown. Components:
 
-    linears    the FP8 linears of the body: all, their weights or activations only, by projection, by layer
+    linears    the FP8 linears of the body: all, their weights or activations only, by projection, by layer; of a
+               mixture of experts those of all experts
     lm_head    the output projection
     K, V       the FP8 cache, all layers and by layer (K and V apart); Q and P: the operands of FP8 attention
     kernel     the engine's attention kernel instead of the trainer's, in the same precision (trainer_attention sdpa)
@@ -23,8 +24,9 @@ any difference at all changes roundings everywhere, and this floor (gen KL about
 single layers; "bf16" shows it as it is. Beyond that: FP8 K, V or Q inside the trainer's sdpa kernel are dequantised
 to the compute type first; FP8 P needs the engine's kernel, and takes it along.
 
-Not reproduced by teacher forcing: activation scales per tensor, which depend on what shared the pass. Compare
-`together` with `recorded`.
+Every pass goes by its own routers, so that flips are part of what a component does. Not reproduced by teacher forcing:
+router replay, and activation scales per tensor, which depend on what shared the pass. Compare `together` with
+`recorded`.
 """
 
 import time
@@ -40,6 +42,7 @@ from labkit.analysis.batch import Batch
 from labkit.fp8 import Float8Linear, LinearFormat, fake_quantize, to_grid
 from labkit.models.attention import PaddedAttention
 from labkit.models.decoder import Attention, Decoder
+from labkit.models.moe import set_router
 from labkit.rl.metrics import mismatch
 from labkit.rollout.kv_cache import KVCache, KVPrecision
 from labkit.rollout.scoring import teacher_forced
@@ -123,6 +126,8 @@ def _notes(batch: Batch) -> Iterator[str]:
         yield "linears: FP8 on both sides alike, so they are not listed"
     if batch.rollouts.weight_version < batch.version and batch.sampled_with is None:
         yield "staleness: not in this batch, which holds no weights but the trainer's"
+    if recipe.router.replay == "r3":
+        yield "router replay r3: not in these passes, so the recorded mismatch has fewer flips than they have"
     if batch.experiment.recipe.scaling.granularity == "tensor":
         yield "scales per tensor depend on what shared the pass: that part of the recorded mismatch isn't shown"
 
@@ -148,8 +153,8 @@ def _components(batch: Batch, atoms: Atoms) -> Iterator[tuple[str, Atoms]]:
     """Named sets of atoms, those without any left out."""
 
     def named(name: str, *wanted: str) -> Iterator[tuple[str, Atoms]]:
-        """The linears of the body whose module path and operand hold every wanted part."""
-        if chosen := frozenset(atom for atom in body if set(wanted) <= {*atom[1].split("."), atom[2]}):
+        """The linears of the body that have every wanted part."""
+        if chosen := frozenset(atom for atom in body if set(wanted) <= _parts(atom)):
             yield name, chosen
 
     config = batch.policy.config
@@ -159,10 +164,11 @@ def _components(batch: Batch, atoms: Atoms) -> Iterator[tuple[str, Atoms]]:
     yield from named("linears")
     yield from named("linears: weights", "w")
     yield from named("linears: activations", "x")
+    yield from named("linears: experts", "experts")
     for projection in ("q", "k", "v", "o", "gate", "up", "down"):
         yield from named(f"linears: {projection}_proj", f"{projection}_proj")
     for layer in range(config.num_layers):
-        yield from named(f"linears: layer {layer}", str(layer))
+        yield from named(f"linears: layer {layer}", f"layer {layer}")
     if head:
         yield "lm_head", head
     for part in ("k", "v", "q", "p"):
@@ -176,6 +182,13 @@ def _components(batch: Batch, atoms: Atoms) -> Iterator[tuple[str, Atoms]]:
     if WEIGHTS in atoms:
         lag = batch.version - batch.rollouts.weight_version
         yield f"weights: {lag} steps older" if lag else "weights: not the trainer's", frozenset({WEIGHTS})
+
+
+def _parts(atom: Atom) -> set[str]:
+    """The names in a linear's module path, its operand, and its layer, whose number an expert may have too."""
+    _, path, operand = atom
+    names = path.split(".")
+    return {*names, operand, f"layer {names[2]}"}
 
 
 class _Hybrid:
@@ -236,6 +249,7 @@ class _Model:
         recipe, config = batch.experiment.recipe, batch.policy.config
         self.decoder = Decoder(config, dtype).requires_grad_(False)
         self.decoder.load_weights(weights)
+        set_router(self.decoder, recipe)
         fmt = LinearFormat.from_recipe(recipe, side="rollout")
         self.linears: dict[str, _Operands] = {}
         for layer, weight_name, linear in list(self.decoder.linears()):

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 SCHEMA = 1
 _KIND = "labkit-batch"
 _ROLLOUT_TENSORS = ("tokens_BT", "starts_B", "lengths_B", "logprobs_BR", "finished_B")
+_ROUTES = ("routes_BTLK", "replay_BTLK")  # of a mixture of experts
 _ROLLOUT_NUMBERS = ("prompt_width", "weight_version", "scale_version")
 
 
@@ -78,7 +79,8 @@ class Batch:
         return carrying, [rows for mini_batch in mini_batches for rows in mini_batch.idle]
 
     def save(self, path: str | PathLike[str]) -> None:
-        tensors = {f"rollouts.{name}": getattr(self.rollouts, name) for name in _ROLLOUT_TENSORS}
+        rollouts = {name: getattr(self.rollouts, name) for name in (*_ROLLOUT_TENSORS, *_ROUTES)}
+        tensors = {f"rollouts.{name}": tensor for name, tensor in rollouts.items() if tensor is not None}
         tensors |= {"rewards_B": self.rewards_B, "advantages_B": self.advantages_B, "p_BR": self.p_BR}
         tensors |= {f"weights.{name}": tensor for name, tensor in self.weights.items()}
         tensors |= {f"sampled_with.{name}": tensor for name, tensor in (self.sampled_with or {}).items()}
@@ -112,6 +114,7 @@ class Batch:
             raise ValueError(f"{path} cannot be read as a batch ({error}): give a file that Batch.save wrote") from None
         numbers: dict[str, Any] = json.loads(metadata["numbers"])
         rollouts = {name: tensors[f"rollouts.{name}"] for name in _ROLLOUT_TENSORS}
+        rollouts |= {name: tensors[key] for name in _ROUTES if (key := f"rollouts.{name}") in tensors}
         return cls(
             experiment=Experiment.from_yaml(metadata["experiment"]),
             version=numbers["version"],

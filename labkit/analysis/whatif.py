@@ -27,13 +27,14 @@ import torch
 from torch import Tensor
 
 from labkit.analysis.batch import Batch
-from labkit.config import CORRECTIONS, RECIPES, Correction, Recipe, Scaling, Train
+from labkit.config import CORRECTIONS, RECIPES, Correction, Recipe, Router, Scaling, Train
 from labkit.config.presets import recipe as named_recipe
 from labkit.fp8 import KVScales
 from labkit.rl.corrections import Weights, correction_from
 from labkit.rl.faults import Faults
 from labkit.rl.loss import grpo_loss
 from labkit.rl.metrics import mismatch, weight_statistics
+from labkit.rl.routing import for_scoring
 from labkit.rollout import LocalEngine
 from labkit.runs.compare import tmpe_text
 from labkit.training import LocalTrainer
@@ -245,14 +246,15 @@ class _Trained:
         experiment = batch.experiment.override({"recipe": recipe, "grpo.kl_coef": 0.0, "faults": ()})
         faults = Faults(batch.experiment.faults)  # a trainer that is broken on purpose stays so
         self.trainer = LocalTrainer(batch.policy, faults.trainer(experiment))
+        rollouts = for_scoring(batch.rollouts, recipe)  # at c = p an r2 replay changes nothing
         self.parameters = list(self.trainer.model.parameters())
         carrying, idle = batch.micro_batches()
         if pulled:
             carrying, idle = [*carrying, *idle], []
-        self.p_BR, _ = self.trainer.logprobs(batch.rollouts, idle)
+        self.p_BR, _ = self.trainer.logprobs(rollouts, idle)
         self.graphs = []
         for rows in carrying:
-            current_bR = self.trainer.current_logprobs(batch.rollouts, rows)
+            current_bR = self.trainer.current_logprobs(rollouts, rows)
             self.p_BR[rows] = current_bR.detach()
             self.graphs.append((rows, current_bR))
 
@@ -293,13 +295,19 @@ def _scales_for(batch: Batch, recipe: Recipe, trained: _Trained) -> KVScales | N
 def _rollout_side(recipe: Recipe) -> Recipe:
     """What decides g."""
     if not any(switch for _, switch in recipe.rollout):
-        return Recipe()
-    return Recipe(**{**dict(recipe), "name": "custom", "train": Train(), "correction": Correction()})
+        return Recipe(router=_own_choice(recipe))
+    neutral = {"name": "custom", "train": Train(), "correction": Correction(), "router": _own_choice(recipe)}
+    return Recipe(**{**dict(recipe), **neutral})
 
 
 def _train_side(recipe: Recipe) -> Recipe:
     """What decides p and the gradient."""
     if not any(switch for _, switch in recipe.train):
-        return Recipe()
+        return Recipe(router=recipe.router)
     scaling = recipe.scaling.override({"kv_format": Scaling().kv_format})
-    return Recipe(train=recipe.train, scaling=scaling, keep_bf16=recipe.keep_bf16)
+    return Recipe(train=recipe.train, scaling=scaling, keep_bf16=recipe.keep_bf16, router=recipe.router)
+
+
+def _own_choice(recipe: Recipe) -> Router:
+    """Replay is the trainer's business."""
+    return Router(dtype=recipe.router.dtype)

@@ -113,10 +113,15 @@ def _fetch_dataset(name: str, subset: str) -> None:
 def warmstart(
     out: Annotated[Path, typer.Option(help="folder for the policy, in Hugging Face layout")],
     seed: Annotated[int, typer.Option()] = 0,
+    moe: Annotated[bool, typer.Option("--moe", help="tiny-moe, the one with a mixture of experts")] = False,
 ) -> None:
-    """Train the tiny policy from nothing, as the shipped one was (some minutes)."""
+    """Train a tiny policy from nothing, as the shipped ones were (some minutes)."""
+    from labkit.models.warmstart import TINY, TINY_MOE
     from labkit.models.warmstart import warmstart as train
 
     with console.status("warm start") as status:
-        train(out, seed, progress=lambda step, loss: status.update(f"step {step}, loss {loss:.3f}"))
-    console.print(f"the tiny policy of seed {seed} is in {out}")
+        policy = train(
+            out, seed, config=TINY_MOE if moe else TINY,
+            progress=lambda step, loss: status.update(f"step {step}, loss {loss:.3f}"),
+        )  # fmt: skip
+    console.print(f"{policy.name} of seed {seed} is in {out}")

@@ -7,7 +7,7 @@ from labkit.config.errors import ConfigError
 from labkit.config.experiment import GRPO, Experiment, Sampling
 from labkit.config.overrides import parse_assignments
 from labkit.config.presets import DESCRIPTIONS, MODEL_DEFAULTS, RECIPES, preset
-from labkit.config.recipe import KeepBF16, Recalibration, Recipe, Rollout, Scaling, Train
+from labkit.config.recipe import KeepBF16, Recalibration, Recipe, Rollout, Router, Scaling, Train
 
 __all__ = [
     "CORRECTIONS",
@@ -24,6 +24,7 @@ __all__ = [
     "Recalibration",
     "Recipe",
     "Rollout",
+    "Router",
     "Sampling",
     "Scaling",
     "Train",

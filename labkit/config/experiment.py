@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from labkit.config import engines, faults
+from labkit.config import engines, experts, faults
 from labkit.config.cluster import Cluster
 from labkit.config.errors import ConfigError, did_you_mean, wrong
 from labkit.config.locations import model_folder
@@ -14,7 +14,8 @@ from labkit.config.recipe import Recipe
 from labkit.config.settings import Float, Int, Name, Settings
 
 # The models known by name, each with the task it was chosen for.
-MODEL_TASKS = {"tiny": "arithmetic", "smollm2": "sums"}
+MODEL_TASKS = {"tiny": "arithmetic", "tiny-moe": "arithmetic", "smollm2": "sums"}
+CHARACTER_MODELS = ("tiny", "tiny-moe")  # they read digits and operators only
 TASKS = ("arithmetic", "sums", "gsm8k")
 TASK_FAMILIES = ("reasoning-gym", "dataset")  # as family:NAME
 TASK_FORMS = "arithmetic, sums, gsm8k, reasoning-gym:NAME, dataset:PATH_OR_HUB_NAME"
@@ -53,6 +54,7 @@ class GRPO(Settings):
     kl_coef: Float = Field(default=0.0, ge=0)
     kl_type: Literal["k1", "k2", "k3"] = "k3"
     loss_level: Literal["token", "sequence"] = "token"
+    aux_loss_coef: Float = Field(default=0.0, ge=0)  # of the experts' load balancing; NeMo RL too leaves it off
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -98,7 +100,8 @@ class Experiment(Settings):
 
     name: Name = ""
     recipe: Recipe = Recipe()
-    model: Name = Field(default="tiny", min_length=1)  # tiny, smollm2, OWNER/NAME of the Hugging Face hub, or a folder
+    # tiny, tiny-moe, smollm2, OWNER/NAME of the Hugging Face hub, or a folder
+    model: Name = Field(default="tiny", min_length=1)
     task: Name = ""
     task_options: Annotated[dict[str, Any], AfterValidator(_plain)] = Field(default={})
     grpo: GRPO = GRPO()
@@ -125,6 +128,7 @@ class Experiment(Settings):
         _check_task(self.task, self.model)
         faults.check(self)
         engines.check(self)
+        experts.check(self)
         correction = self.recipe.correction
         if self.grpo.staleness >= self.steps:
             what = f"{self.grpo.staleness} of {self.steps} steps: the engine would never see an update"
@@ -169,6 +173,6 @@ def _check_task(task: str, model: str) -> None:
     elif colon or task not in TASKS:
         hint = did_you_mean(family, (*TASKS, *TASK_FAMILIES), otherwise="")
         raise wrong("task", f"no task {task!r}; {hint if hint.startswith('did') else f'choose one of {TASK_FORMS}'}")
-    if model == "tiny" and (task in ("sums", "gsm8k") or family == "reasoning-gym"):
-        what = f"{task} is written in letters or lines, which the tiny model can't read"
+    if model in CHARACTER_MODELS and (task in ("sums", "gsm8k") or family == "reasoning-gym"):
+        what = f"{task} is written in letters or lines, which the {model} model can't read"
         raise wrong("task", f"{what}; choose arithmetic, or model smollm2")

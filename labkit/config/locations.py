@@ -10,6 +10,7 @@ from pathlib import Path
 from labkit.config.errors import ConfigError
 
 TINY_FOLDER = Path(__file__).parents[1] / "models" / "tiny"
+SHIPPED = {"tiny": TINY_FOLDER, "tiny-moe": TINY_FOLDER.with_name("tiny_moe")}
 HUB_FILES = ["*.json", "*.jinja", "*.safetensors"]  # of a model on the hub: config, tokenizer and weights
 HUB_SUBFOLDERS = "*/*"  # the same model in other formats
 _HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
@@ -23,12 +24,12 @@ def cache_folder() -> Path:
 
 
 def model_folder(name_or_path: str | PathLike[str]) -> Path:
-    """The folder of "tiny" (shipped), "smollm2" or a model of the hub (both fetched before), or a path.
+    """The folder of "tiny" or "tiny-moe" (shipped), "smollm2" or a model of the hub (both fetched before), or a path.
 
     A folder wins over a model of the hub with the same name. Raises ConfigError with the way out.
     """
-    if name_or_path == "tiny":
-        return TINY_FOLDER
+    if isinstance(name_or_path, str) and name_or_path in SHIPPED:
+        return SHIPPED[name_or_path]
     if name_or_path == "smollm2":
         folder = cache_folder() / "smollm2"
         if not folder.is_dir():
@@ -40,8 +41,9 @@ def model_folder(name_or_path: str | PathLike[str]) -> Path:
     if is_hub_name(str(name_or_path)):
         return hub_folder(str(name_or_path))
     raise ConfigError(
-        f'model: there is no model {str(name_or_path)!r}: give "tiny", "smollm2", the name of one on the Hugging Face '
-        "hub (Qwen/Qwen3-0.6B) or the path of a Hugging Face folder (config.json, model.safetensors, tokenizer.json)"
+        f'model: there is no model {str(name_or_path)!r}: give "tiny", "tiny-moe", "smollm2", the name of one on '
+        "the Hugging Face hub (Qwen/Qwen3-0.6B) or the path of a Hugging Face folder (config.json, model.safetensors, "
+        "tokenizer.json)"
     )
 
 

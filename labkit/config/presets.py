@@ -103,6 +103,7 @@ DESCRIPTIONS: dict[str, str] = {preset_recipe.name: text for preset_recipe, text
 # What an Experiment has to change for a model, as overrides.
 MODEL_DEFAULTS: dict[str, dict[str, Any]] = {
     "tiny": {"eval_every": 10},
+    "tiny-moe": {"eval_every": 10, "grpo.lr": 2e-4},
     "smollm2": {
         "grpo.prompts_per_step": 8,
         "grpo.group_size": 8,

@@ -1,4 +1,4 @@
-"""Recipe: which tensors are FP8 and how, what stays BF16, how Q/K/V scales are made, which correction."""
+"""Recipe: what is FP8 and how, what stays BF16, how experts are chosen, how Q/K/V scales are made, which correction."""
 
 from contextlib import suppress
 from typing import Any, ClassVar, Literal, Self
@@ -89,6 +89,17 @@ class Recalibration(Settings):
         return super()._merged(changes)
 
 
+class Router(Settings):
+    """Of a mixture of experts; a dense model has none. Never FP8, and the same type on both sides.
+
+    Replay: whose choice of experts the trainer takes instead of its own. r2: in the update, that of its own scoring
+    pass. r3: in scoring and update, that of the engine.
+    """
+
+    dtype: Literal["bf16", "fp32"] = "bf16"
+    replay: Literal["off", "r2", "r3"] = "off"
+
+
 class Recipe(Settings):
     label: ClassVar[str] = "name"
 
@@ -97,6 +108,7 @@ class Recipe(Settings):
     train: Train = Train()
     scaling: Scaling = Scaling()
     keep_bf16: KeepBF16 = KeepBF16()
+    router: Router = Router()
     recalibration: Recalibration = Recalibration()
     correction: Correction = Correction()
 
@@ -135,7 +147,9 @@ class Recipe(Settings):
     def short_str(self) -> str:
         """One line: "r:lin+kv t:fprop+dgrad+wgrad e4m3/block/pow2 tis2"; defaults are left out."""
         precision = self._fp8_parts() if self.uses_fp8 else ["bf16"]
-        return " ".join(part for part in [*precision, self.correction.short_str()] if part)
+        router = "router:fp32" if self.router.dtype == "fp32" else ""
+        replay = "" if self.router.replay == "off" else f"replay:{self.router.replay}"
+        return " ".join(part for part in [*precision, router, replay, self.correction.short_str()] if part)
 
     def _fp8_parts(self) -> list[str]:
         names = {"linears": "lin", "kv_cache": "kv", "attention": "attn"}

@@ -1,4 +1,4 @@
-"""A dense decoder in the Llama / Qwen2 / Qwen3 shape.
+"""A decoder in the Llama / Qwen2 / Qwen3 shape, dense or with a mixture of experts (`labkit.models.moe`).
 
     h   = x + o_proj(attend(rope(q_proj(n)), rope(k_proj(n)), v_proj(n)))        n  = rms_norm(x)
     x'  = h + down_proj(silu(gate_proj(n')) * up_proj(n'))                       n' = rms_norm(h)
@@ -10,7 +10,8 @@ The same module serves both sides of a run. The engine and the trainer differ on
 * ``precision`` of each linear layer (`labkit.fp8.Float8Linear`), chosen per side by the Recipe;
 * ``attention``, a callable ``(layer, q_BHTd, k_BGTd, v_BGTd) -> o_BHTd`` that gets q and k after QK-norm and
   RoPE. It decides about masks, packing, the KV cache and FP8 (`labkit.models.attention`,
-  `labkit.rollout.kv_cache`).
+  `labkit.rollout.kv_cache`);
+* ``routing``, which sees and may replace the experts that a mixture of experts chooses.
 
 One forward for both is what makes "same kernels on both sides" a fact rather than a hope: with one recipe the
 train-rollout mismatch is then exactly zero.
@@ -23,10 +24,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from labkit.fp8 import Float8Linear
+from labkit.models.mlp import MLP
+from labkit.models.moe import MoEConfig, Routing, SparseMoE
 
 Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
@@ -46,6 +48,7 @@ class DecoderConfig:
     qk_norm: bool = False
     qkv_bias: bool = False
     max_positions: int = 4096
+    moe: MoEConfig | None = None
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -108,28 +111,23 @@ class SelfAttention(nn.Module):
         return self.o_proj(o_BHTd.transpose(1, 2).reshape(B, T, -1))
 
 
-class MLP(nn.Module):
-    def __init__(self, config: DecoderConfig, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.gate_proj = Float8Linear(config.hidden_size, config.intermediate_size, dtype=dtype)
-        self.up_proj = Float8Linear(config.hidden_size, config.intermediate_size, dtype=dtype)
-        self.down_proj = Float8Linear(config.intermediate_size, config.hidden_size, dtype=dtype)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-
-
 class DecoderLayer(nn.Module):
     def __init__(self, config: DecoderConfig, layer: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_eps, dtype)
         self.self_attn = SelfAttention(config, layer, dtype)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_eps, dtype)
-        self.mlp = MLP(config, dtype)
+        self.mlp: MLP | SparseMoE
+        if config.moe is not None and layer in config.moe.layers:
+            self.mlp = SparseMoE(config.moe, config.hidden_size, layer, dtype)
+        else:
+            self.mlp = MLP(config.hidden_size, config.intermediate_size, dtype)
 
-    def forward(self, x_BTD: Tensor, cos: Tensor, sin: Tensor, attention: Attention) -> Tensor:
+    def forward(self, x_BTD: Tensor, cos: Tensor, sin: Tensor, attention: Attention, routing: Routing | None) -> Tensor:
         x_BTD = x_BTD + self.self_attn(self.input_layernorm(x_BTD), cos, sin, attention)
-        return x_BTD + self.mlp(self.post_attention_layernorm(x_BTD))
+        normed_BTD = self.post_attention_layernorm(x_BTD)
+        mlp = self.mlp
+        return x_BTD + (mlp(normed_BTD, routing) if isinstance(mlp, SparseMoE) else mlp(normed_BTD))
 
 
 class Body(nn.Module):
@@ -153,12 +151,14 @@ class Decoder(nn.Module):
             assert isinstance(embedding, nn.Parameter)
             self.lm_head.weight = embedding
 
-    def forward(self, tokens_BT: Tensor, positions_BT: Tensor, attention: Attention) -> Tensor:
+    def forward(
+        self, tokens_BT: Tensor, positions_BT: Tensor, attention: Attention, routing: Routing | None = None
+    ) -> Tensor:
         """Hidden states [B, T, D] before the output projection; take `logits` of the positions you need."""
         x_BTD = self.model.embed_tokens(tokens_BT)
         cos, sin = rope_table(positions_BT, self.config.head_dim, self.config.rope_theta, x_BTD.dtype)
         for layer in self.model.layers:
-            x_BTD = layer(x_BTD, cos, sin, attention)
+            x_BTD = layer(x_BTD, cos, sin, attention, routing)
         return self.model.norm(x_BTD)
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -1,14 +1,19 @@
 """Hugging Face folders (config.json, model.safetensors, tokenizer.json) to and from a `Policy`.
 
-Three families share the one `Decoder`; what tells them apart is written here and nowhere else:
+Four families share the one `Decoder`; what tells them apart is written here and nowhere else:
 
-    family   architecture        qkv bias   QK-norm   head_dim
-    llama    LlamaForCausalLM    no         no        config, else hidden / heads
-    qwen2    Qwen2ForCausalLM    yes        no        config, else hidden / heads
-    qwen3    Qwen3ForCausalLM    no         yes       config
+    family      architecture           qkv bias   QK-norm   head_dim                        experts
+    llama       LlamaForCausalLM       no         no        config, else hidden / heads     no
+    qwen2       Qwen2ForCausalLM       yes        no        config, else hidden / heads     no
+    qwen3       Qwen3ForCausalLM       no         yes       config                          no
+    qwen3_moe   Qwen3MoeForCausalLM    no         yes       config                          yes
 
-A checkpoint that needs anything the Decoder doesn't do (scaled RoPE, sliding windows, other biases, experts,
-quantised weights) is refused with the key that asks for it: a model that is nearly right gives plausible
+Experts are single tensors by name in a folder, whatever a library makes of them in memory. Which layers have them
+follows from `decoder_sparse_step` (every n-th) and `mlp_only_layers` (not these). Their number is `num_experts`, or
+`num_local_experts` in folders that transformers 5 wrote.
+
+A checkpoint that needs anything the Decoder doesn't do (scaled RoPE, sliding windows, other biases, quantised
+weights) is refused with the key that asks for it: a model that is nearly right gives plausible
 log-probs and a mismatch nobody can explain. RoPE is read from `rope_theta` or the newer `rope_parameters` and
 written as both. Weights come from model.safetensors, or from the shards in model.safetensors.index.json.
 """
@@ -26,6 +31,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from labkit.models.decoder import Decoder, DecoderConfig
+from labkit.models.moe import MoEConfig
 from labkit.models.policy import Family, Policy
 from labkit.models.tokenizer import Tokenizer, read_json
 
@@ -33,7 +39,9 @@ ARCHITECTURES: dict[str, Family] = {
     "LlamaForCausalLM": "llama",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
 }
+QK_NORM = ("qwen3", "qwen3_moe")
 SIZES = (
     "vocab_size",
     "hidden_size",
@@ -69,7 +77,7 @@ def read_folder(path: str | PathLike[str], dtype: torch.dtype = torch.float32) -
 def read_config(raw: dict[str, Any]) -> tuple[Family, DecoderConfig]:
     """The Decoder's view of a config.json; ValueError naming the first key that it can't honour."""
     family = _family(raw)
-    required = [*SIZES, "rms_norm_eps", *(["head_dim"] if family == "qwen3" else [])]
+    required = [*SIZES, "rms_norm_eps", *(["head_dim"] if family in QK_NORM else [])]
     if missing := [key for key in required if raw.get(key) is None]:
         raise ValueError(f"config.json lacks {', '.join(missing)}; copy it again from the model's source")
     for key in (*SIZES, *OPTIONAL_SIZES):
@@ -89,9 +97,37 @@ def read_config(raw: dict[str, Any]) -> tuple[Family, DecoderConfig]:
         rope_theta=_rope_theta(raw),
         rms_eps=raw["rms_norm_eps"],
         tie_word_embeddings=raw.get("tie_word_embeddings", False),
-        qk_norm=family == "qwen3",
+        qk_norm=family in QK_NORM,
         qkv_bias=family == "qwen2",
         max_positions=raw["max_position_embeddings"],
+        moe=_experts(raw) if family == "qwen3_moe" else None,
+    )
+
+
+def _experts(raw: dict[str, Any]) -> MoEConfig:
+    sizes = {
+        "num_experts": raw.get("num_experts", raw.get("num_local_experts")),
+        "num_experts_per_tok": raw.get("num_experts_per_tok"),
+        "moe_intermediate_size": raw.get("moe_intermediate_size"),
+        "decoder_sparse_step": raw.get("decoder_sparse_step", 1),
+    }
+    if missing := [key for key, value in sizes.items() if value is None]:
+        raise ValueError(f"config.json lacks {', '.join(missing)}; copy it again from the model's source")
+    for key, value in sizes.items():
+        _check_positive(key, value, whole=True)
+    dense = raw.get("mlp_only_layers") or []
+    if not isinstance(dense, list):
+        raise ValueError(f"config.json has mlp_only_layers = {dense!r}, not a list; copy it again from its source")
+    step = sizes["decoder_sparse_step"]
+    layers = [n for n in range(raw["num_hidden_layers"]) if (n + 1) % step == 0 and n not in dense]
+    if not layers:
+        raise _unsupported("mlp_only_layers", dense, "Qwen3ForCausalLM for a model none of whose layers has experts")
+    return MoEConfig(
+        num_experts=sizes["num_experts"],
+        experts_per_token=sizes["num_experts_per_tok"],
+        intermediate_size=sizes["moe_intermediate_size"],
+        layers=tuple(layers),
+        norm_topk_prob=bool(raw.get("norm_topk_prob", False)),
     )
 
 
@@ -114,7 +150,7 @@ def _family(raw: dict[str, Any]) -> Family:
     named = raw.get("architectures")
     name = named[0] if isinstance(named, list) and named else named
     if not isinstance(name, str) or name not in ARCHITECTURES:
-        raise _unsupported("architectures", name, f"a dense model of {', '.join(ARCHITECTURES)}")
+        raise _unsupported("architectures", name, f"a model of {', '.join(ARCHITECTURES)}")
     return ARCHITECTURES[name]
 
 
@@ -253,4 +289,17 @@ def _config_json(policy: Policy) -> dict[str, Any]:
         "bos_token_id": tokenizer.bos_id,
         "eos_token_id": eos_ids[0] if len(eos_ids) == 1 else eos_ids,
         "dtype": str(policy.weights["model.embed_tokens.weight"].dtype).removeprefix("torch."),
-    } | ({"attention_bias": False} if policy.family != "qwen2" else {"use_sliding_window": False})
+        **({"attention_bias": False} if policy.family != "qwen2" else {"use_sliding_window": False}),
+        **({} if config.moe is None else _experts_json(config.moe, config.num_layers)),
+    }
+
+
+def _experts_json(moe: MoEConfig, num_layers: int) -> dict[str, Any]:
+    return {
+        "num_experts": moe.num_experts,
+        "num_experts_per_tok": moe.experts_per_token,
+        "moe_intermediate_size": moe.intermediate_size,
+        "norm_topk_prob": moe.norm_topk_prob,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [n for n in range(num_layers) if n not in moe.layers],
+    }

@@ -12,7 +12,7 @@ from labkit.config.locations import model_folder
 from labkit.models.decoder import Decoder, DecoderConfig
 from labkit.models.tokenizer import Tokenizer
 
-Family = Literal["llama", "qwen2", "qwen3"]
+Family = Literal["llama", "qwen2", "qwen3", "qwen3_moe"]
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Policy:
 
 
 def load(name_or_path: str | PathLike[str], dtype: torch.dtype = torch.float32) -> Policy:
-    """ "tiny" (shipped with labkit), "smollm2" or a model of the hub (fetched before), or a Hugging Face folder."""
+    """ "tiny" and "tiny-moe" (shipped), "smollm2" or a model of the hub (fetched before), or a Hugging Face folder."""
     from labkit.models.huggingface import read_folder
 
     folder = model_folder(name_or_path)

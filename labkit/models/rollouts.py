@@ -7,6 +7,9 @@
 Prompts are padded on the left, so that every response starts at column P; both sides of a run keep this layout,
 so a softmax over the keys adds the same numbers in the same places. B sequences, R response columns, T = P + R.
 The sequence ends with its stop token, which was sampled and therefore counts.
+
+Routes are experts by number, of the L layers that have some, k for a token: [B, T, L, k], -1 where there is none. The
+last token of a response has none: nothing was computed from it.
 """
 
 from dataclasses import dataclass
@@ -25,6 +28,8 @@ class Rollouts:
     prompt_width: int  # P
     weight_version: int  # of the weights that sampled it
     scale_version: int  # of the Q/K/V scales
+    routes_BTLK: Tensor | None = None  # the engine's, where they were asked for
+    replay_BTLK: Tensor | None = None  # those that the trainer takes instead of its own choice
 
     @property
     def mask_BR(self) -> Tensor:

@@ -1,6 +1,7 @@
-"""The tiny policy from nothing: a supervised warm start that leaves reinforcement learning something to do.
+"""The tiny policies from nothing: a supervised warm start that leaves reinforcement learning something to do.
 
-A Qwen3-shaped decoder of 0.80 M parameters learns the task of `labkit.tasks.arithmetic` from examples
+A Qwen3-shaped decoder of 0.80 M parameters, or one of 1.49 M with a mixture of experts, learns the task of
+`labkit.tasks.arithmetic` from examples
 
     BOS 7+2*3-8=  ->  #9 EOS                       half of them: the answer at once
     BOS 7+2*3-8=  ->  7+2=9;9*3=7;7-8=9;#9 EOS     the other half: a scratchpad
@@ -15,6 +16,8 @@ mostly over subtractions.
     AdamW, betas (0.9, 0.98), weight decay 0.01 on matrices, gradient norm clipped to 1
     lr   = 2e-3, linear warm-up over 30 steps, linear decay over the last 30 % down to 10 %
 
+The experts are kept busy alike by an auxiliary loss (`labkit.models.moe`), 0.01 balance, mean over the layers.
+
 All in FP32 and on one thread, so that a seed gives the same bits however busy the machine is; the result is
 rounded to BF16, which is where every run starts from.
 """
@@ -22,6 +25,7 @@ rounded to BF16, which is where every run starts from.
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from os import PathLike
 
 import torch
@@ -31,7 +35,9 @@ from torch import Tensor, nn
 from labkit.models.attention import PaddedAttention
 from labkit.models.decoder import Decoder, DecoderConfig
 from labkit.models.huggingface import write_folder
-from labkit.models.policy import Policy
+from labkit.models.moe import MoEConfig
+from labkit.models.policy import Family, Policy
+from labkit.models.routing import Routes
 from labkit.models.tokenizer import Tokenizer
 from labkit.tasks.arithmetic import Arithmetic
 
@@ -47,6 +53,14 @@ TINY = DecoderConfig(
     qk_norm=True,
     max_positions=256,
 )
+# A token passes through as many weights as in a dense layer of 256; the first layer is one, as in DeepSeek's models.
+TINY_MOE = replace(
+    TINY,
+    intermediate_size=256,
+    moe=MoEConfig(num_experts=8, experts_per_token=2, intermediate_size=128, layers=(1, 2, 3)),
+)
+STEPS, MOE_STEPS = 700, 1200
+BALANCE = 0.01
 SEQUENCES = 64
 WRONG_STEP = 0.2
 PEAK_LR, WARMUP_STEPS, DECAY_SHARE, LOWEST_SHARE = 2e-3, 30, 0.3, 0.1
@@ -57,15 +71,18 @@ Example = tuple[list[int], list[int]]  # prompt ids, response ids
 def warmstart(
     out: str | PathLike[str],
     seed: int = 0,
-    steps: int = 700,
+    steps: int | None = None,
     progress: Callable[[int, float], None] | None = None,
+    config: DecoderConfig = TINY,
 ) -> Policy:
-    """Trains the tiny policy and writes it to the folder `out`; calls `progress(step, loss)` as it goes."""
+    """Trains a tiny policy and writes it to the folder `out`; calls `progress(step, loss)` as it goes."""
+    name, family, usual = _kind(config)
+    steps = usual if steps is None else steps
     tokenizer = Tokenizer.char_level()
     task = Arithmetic()
     rng = random.Random(seed)
-    decoder = Decoder(TINY, torch.float32)
-    decoder.load_weights(initial_weights(TINY, seed))
+    decoder = Decoder(config, torch.float32)
+    decoder.load_weights(initial_weights(config, seed))
     optimizer = _optimizer(decoder)
     with _one_thread():
         for step in range(1, steps + 1):
@@ -74,9 +91,14 @@ def warmstart(
             loss = _update(decoder, optimizer, _examples(task, tokenizer, rng))
             if progress:
                 progress(step, loss)
-    policy = Policy(TINY, decoder.weights(), tokenizer, "tiny", "qwen3").to(torch.bfloat16)
+    policy = Policy(config, decoder.weights(), tokenizer, name, family).to(torch.bfloat16)
     write_folder(policy, out)
     return policy
+
+
+def _kind(config: DecoderConfig) -> tuple[str, Family, int]:
+    """Name, family, and the steps that it takes."""
+    return ("tiny", "qwen3", STEPS) if config.moe is None else ("tiny-moe", "qwen3_moe", MOE_STEPS)
 
 
 def initial_weights(config: DecoderConfig, seed: int) -> dict[str, Tensor]:
@@ -142,15 +164,20 @@ def _summed_loss(decoder: Decoder, examples: list[Example]) -> Tensor:
     B, T = len(examples), max(len(prompt) + len(response) for prompt, response in examples)
     tokens_BT = torch.zeros(B, T, dtype=torch.int64)
     predicts_BT = torch.zeros(B, T, dtype=torch.bool)  # positions whose next token belongs to the response
+    real_BT = torch.zeros_like(predicts_BT)
     for row, (prompt, response) in enumerate(examples):
         end = len(prompt) + len(response)
         tokens_BT[row, :end] = torch.tensor(prompt + response)
+        real_BT[row, :end] = True
         predicts_BT[row, len(prompt) - 1 : end - 1] = True
-    attention = PaddedAttention(torch.zeros(B, dtype=torch.int64), T)
-    hidden_BTD = decoder(tokens_BT, torch.arange(T).expand(B, T), attention)
+    attention, routes = PaddedAttention(torch.zeros(B, dtype=torch.int64), T), Routes()
+    hidden_BTD = decoder(tokens_BT, torch.arange(T).expand(B, T), attention, routes)
     targets_BT = tokens_BT.roll(-1, dims=1)
     logits_NV = decoder.logits(hidden_BTD[predicts_BT])
-    return F.cross_entropy(logits_NV, targets_BT[predicts_BT], reduction="sum")
+    loss = F.cross_entropy(logits_NV, targets_BT[predicts_BT], reduction="sum")
+    if decoder.config.moe is None:
+        return loss
+    return loss + BALANCE * int(predicts_BT.sum()) * routes.balance(real_BT)
 
 
 @contextmanager

@@ -27,9 +27,11 @@ from torch import Tensor
 
 from labkit import models, tasks
 from labkit.config import ConfigError, Experiment, Recipe
+from labkit.config.experts import check_dense
 from labkit.config.words import said_changes
 from labkit.fp8 import KVScales
 from labkit.models.rollouts import Rollouts
+from labkit.rl import routing
 from labkit.rl.advantages import group_advantages
 from labkit.rl.batching import MiniBatch, plan
 from labkit.rl.corrections import Weights, correction_from
@@ -73,10 +75,15 @@ class Loop:
         policy = self.faults.policy(models.load(experiment.model))
         task = tasks.load_task(experiment.task, experiment.task_options)
         _check_layers(self.recipe, policy.config.num_layers)
+        if policy.config.moe is None:
+            check_dense(experiment)
         self.prompter = Prompter(task, policy.tokenizer)
         max_new_tokens = experiment.sampling.max_new_tokens or task.max_new_tokens
         self.prompter.check(policy.config.max_positions - max_new_tokens)
-        request = Request(experiment.sampling, max_new_tokens, self.prompter.stop_ids, self.settings.group_size)
+        request = Request(
+            experiment.sampling, max_new_tokens, self.prompter.stop_ids, self.settings.group_size,
+            routes=policy.config.moe is not None,
+        )  # fmt: skip
         self.request = self.faults.request(request)
         self.trainer = build_trainer(policy, self.faults.trainer(experiment), on_microstep)
         self.on_microstep, self.policy = on_microstep, policy
@@ -128,10 +135,13 @@ class Loop:
         pulled = bool(self.settings.kl_coef or self.correction.anchor)
         mini_batches = plan((advantages_B != 0) | pulled, rollouts.lengths_B, self.settings)
         everything = [rows for mini_batch in mini_batches for rows in mini_batch.micro_batches]
+        rollouts = routing.for_scoring(rollouts, self.recipe)
         with watch("logprobs"):
             p_BR, entropy_BR = self.trainer.logprobs(rollouts, everything)
-        rollouts = self.faults.logprobs(rollouts, p_BR)
-        return Sampled(problems, rollouts, scored, advantages_B, mini_batches, everything, p_BR, entropy_BR)
+        own_routes = self.trainer.routes()
+        routers = routing.router_metrics(rollouts, own_routes, self.model_config.moe)
+        rollouts = routing.for_update(self.faults.logprobs(rollouts, p_BR), self.recipe, own_routes)
+        return Sampled(problems, rollouts, scored, advantages_B, mini_batches, everything, p_BR, entropy_BR, routers)
 
     def _step(self) -> StepRecord:
         watch = Stopwatch()
@@ -237,6 +247,8 @@ class Loop:
         if not changes:
             return changes
         _check_layers(recipe, self.model_config.num_layers)
+        if self.model_config.moe is None:
+            check_dense(self.experiment.override({"recipe": recipe}))
         try:
             self._adopt(recipe)
             self.scales = self._scales_after(before, scales)

@@ -33,6 +33,7 @@ class Sampled:
     everything: list[Tensor]  # all their micro-batches
     p_BR: Tensor
     entropy_BR: Tensor
+    routers: dict[str, float]  # their metrics (labkit.rl.routing)
 
 
 class Stopwatch:
@@ -76,6 +77,7 @@ def step_metrics(
         **LossTerms.summary(losses, num_updates=len(updates)),
         **mismatch(rollouts.logprobs_BR, batch.p_BR, mask_BR, entropy=batch.entropy_BR, weights=weights),
         **weight_statistics(weights, mask_BR, rewards_B >= 1.0),
+        **batch.routers,
     }
 
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 def build_engine(policy: "Policy", experiment: "Experiment", on_microstep: Callable[[], None]) -> Engine:
     """An engine without weights: `refit` brings them. Raises ValueError, with the way out, where it can't work."""
     if experiment.engine == "vllm":
+        if policy.config.moe is not None:
+            raise ValueError("engine: vllm takes dense models only here; set engine to local for a mixture of experts")
         from labkit.rollout.vllm import VLLMEngine
 
         return VLLMEngine(policy, experiment, on_microstep)

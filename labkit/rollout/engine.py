@@ -28,6 +28,7 @@ class Request:
     max_new_tokens: int
     stop_ids: frozenset[int]
     samples_per_prompt: int = 1
+    routes: bool = False  # whether the experts that each token went to come back with the rollouts
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,11 @@ from labkit.fp8 import AmaxObserver, KVScales, LinearFormat, decode_kernel, scal
 from labkit.models.attention import ObservedAttention
 from labkit.models.decoder import Attention, Decoder, DecoderConfig
 from labkit.models.device import torch_device
+from labkit.models.moe import set_router
 from labkit.models.rollouts import Rollouts
 from labkit.rollout.engine import EngineState, Request
 from labkit.rollout.kv_cache import KVCache, KVPrecision
+from labkit.rollout.routes import RouteLog
 from labkit.rollout.sampling import sample
 from labkit.rollout.scoring import teacher_forced
 from labkit.runs.record import Active
@@ -50,11 +52,13 @@ class LocalEngine:
         rollout_format = LinearFormat.from_recipe(recipe, side="rollout")
         for layer, _, linear in self.model.linears():
             linear.precision = rollout_format if recipe.covers(layer, config.num_layers) else LinearFormat.off()
+        set_router(self.model, recipe)
         self.kv_precision = KVPrecision.from_recipe(recipe, config.num_layers)
         self.weight_version = -1  # nothing loaded yet
         self.saturation: dict[str, float] = {}
         self.codes_changed = math.nan
         self._calibrate_on_next_prompt = False
+        self._log: RouteLog | None = None
 
     # ---- sampling
 
@@ -69,6 +73,8 @@ class LocalEngine:
                 "shorten the prompts or lower sampling.max_new_tokens"
             )
         group_B = torch.arange(len(prompts)).repeat_interleave(request.samples_per_prompt)
+        moe = self.config.moe
+        log = self._log = RouteLog(moe, group_B, P, P + R) if request.routes and moe else None
         cache, logits_NV = self._prefill(tokens_NP, starts_N, P + R)
 
         tokens_BT = torch.full((len(group_B), P + R), self.pad_id)
@@ -96,12 +102,15 @@ class LocalEngine:
             if running.float().mean() < 1 - DROP_FINISHED_AT:
                 keep = running.nonzero()[:, 0]
                 cache, alive, tokens = cache.rows(keep.to(self.device)), alive[keep], tokens[keep]
+            if log is not None:
+                log.decoding(alive, P + step)
             logits = self._decode(tokens.to(self.device), cache)
             self.on_microstep()
         self.saturation = cache.saturation.shares()
         return Rollouts(
             tokens_BT, starts_N[group_B], lengths_B, logprobs_BR, finished_B, P,
             self.weight_version, self._scale_version,
+            routes_BTLK=None if log is None else log.table(starts_N[group_B], P + lengths_B - 1),
         )  # fmt: skip
 
     def _prefill(self, tokens_NP: Tensor, starts_N: Tensor, num_columns: int) -> tuple[KVCache, Tensor]:
@@ -110,13 +119,13 @@ class LocalEngine:
         if self._calibrate_on_next_prompt:
             self._self_calibrate(tokens_NP, positions_NP, starts_N)
         cache = KVCache(self.config, starts_N, num_columns, self.kv_precision)
-        hidden = self.model(tokens_NP, positions_NP, cache.attend)
+        hidden = self.model(tokens_NP, positions_NP, cache.attend, self._log)
         cache.advance(tokens_NP.shape[1])
         return cache, self.model.logits(hidden[:, -1])
 
     def _decode(self, tokens_B: Tensor, cache: KVCache) -> Tensor:
         positions_B1 = (cache.length - cache.starts_B)[:, None]
-        hidden = self.model(tokens_B[:, None], positions_B1, cache.attend)
+        hidden = self.model(tokens_B[:, None], positions_B1, cache.attend, self._log)
         cache.advance(1)
         return self.model.logits(hidden[:, -1])
 

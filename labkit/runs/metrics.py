@@ -1,8 +1,8 @@
 """What every number of a StepRecord means: its definition, unit, which way is better, where it comes from.
 
 `METRICS` describes `StepRecord.metrics` by name, `TOKENS` the counts in `StepRecord.tokens`; `describe(name)` finds
-either, and the families with a filter in their name (rejected_mean_ratio). A panel, a report or an alarm reads
-`healthy` from here; a band that holds in general is known for few metrics, None says that it isn't.
+either, and the families with a filter or a layer in their name (rejected_mean_ratio). A panel, a report or an alarm
+reads `healthy` from here; a band that holds in general is known for few metrics, None says that it isn't.
 
     g engine's log-prob of a sampled token    p trainer's, before the update    c the current policy's
     delta = p - g      r = exp(delta)         rho = exp(c - p)                  k3(d) = exp(d) - 1 - d
@@ -183,6 +183,24 @@ _LOSS = {
     ),
 }
 
+_ROUTERS = {
+    "router_flip_rate": Metric(
+        "pairs of token and layer whose experts differ between engine and trainer, as they were taken; 0 under r3",
+        "share", "zero", "R3",
+    ),
+    "router_flip_rate_own": Metric(
+        "the same for what the trainer's routers choose by themselves, whatever is replayed", "share", "zero", "R3"
+    ),
+    "router_flip_tokens": Metric("tokens with such a flip in at least one layer", "share", "zero", "R3"),
+    "router_routes_missing": Metric(
+        "pairs of token and layer for which the engine gave no route, so that there is none to replay",
+        "share", "zero", "labkit", (0.0, 0.0),
+    ),
+    "expert_load_max": Metric(
+        "tokens of a layer's busiest expert over the mean, mean over layers; 1 when even", "ratio", "one", "GShard"
+    ),
+}  # fmt: skip
+
 METRICS: dict[str, Metric] = {
     **_POLICY,
     **_MISMATCH_OF_TOKENS,
@@ -191,6 +209,7 @@ METRICS: dict[str, Metric] = {
     **_CURRENT_POLICY,
     **_WEIGHTS,
     **_LOSS,
+    **_ROUTERS,
 }
 
 TOKENS: dict[str, Metric] = {
@@ -200,7 +219,7 @@ TOKENS: dict[str, Metric] = {
     "padded": Metric("positions that the update computed, padding included", "tokens", "neither", "labkit"),
 }
 
-# Names with a filter's key (mean_ratio) in them, as (before the key, after the key).
+# Names with a filter's key (mean_ratio) or the number of a layer in them, as (before the key, after the key).
 _FAMILIES: dict[tuple[str, str], Metric] = {
     ("rejected_", ""): Metric("tokens that the filter {} rejects", "share", "lower", "verl"),
     ("judged_", "_q05"): Metric(
@@ -210,6 +229,7 @@ _FAMILIES: dict[tuple[str, str], Metric] = {
         "labkit",
     ),
     ("judged_", "_q95"): Metric("95% quantile of {}, which a filter judges", "its own", "neither", "labkit"),
+    ("router_flip_rate_layer_", ""): Metric("router_flip_rate_own of layer {} alone", "share", "zero", "R3"),
 }
 
 

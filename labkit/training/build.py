@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 def build_trainer(policy: "Policy", experiment: "Experiment", on_microstep: Callable[[], None]) -> Trainer:
     """Raises ValueError, with the way out, where it can't work."""
     if experiment.trainer == "te":
+        if policy.config.moe is not None:
+            raise ValueError("trainer: te takes dense models only here; set trainer to local for a mixture of experts")
         from labkit.training.te import TETrainer
 
         return TETrainer(policy, experiment, on_microstep)

@@ -6,7 +6,8 @@ rollout and training alike, p equals g exactly on a CPU. Rollouts come from the 
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,8 +18,10 @@ from labkit.models.attention import ObservedAttention
 from labkit.models.decoder import Decoder
 from labkit.models.device import torch_device
 from labkit.models.logprobs import token_logprobs
+from labkit.models.moe import set_router
 from labkit.models.policy import Policy
 from labkit.models.rollouts import Rollouts
+from labkit.models.routing import Routes
 from labkit.runs.record import Active
 from labkit.training import micro_batch
 from labkit.training.master_weights import MasterWeights
@@ -27,6 +30,15 @@ from labkit.training.trainer import LossFn, Rows, Update
 
 def _nothing() -> None:
     pass
+
+
+class _Pass(NamedTuple):
+    """The forward of one micro-batch."""
+
+    logprobs_bR: Tensor
+    entropy_bR: Tensor
+    batch: micro_batch.MicroBatch
+    routes: Routes
 
 
 class LocalTrainer:
@@ -38,6 +50,7 @@ class LocalTrainer:
         updates = experiment.steps * experiment.grpo.minibatches
         self.master = MasterWeights(self.model, experiment.grpo, updates)
         self.reference = self._build(policy).requires_grad_(False) if experiment.grpo.kl_coef > 0 else None
+        self._routes_BTLK: Tensor | None = None
 
     def _build(self, policy: Policy) -> Decoder:
         model = Decoder(policy.config)
@@ -51,6 +64,7 @@ class LocalTrainer:
         train_format = LinearFormat.from_recipe(recipe, side="train")
         for layer, _, linear in model.linears():
             linear.precision = train_format if recipe.covers(layer, self.num_layers) else LinearFormat.off()
+        set_router(model, recipe)
 
     def switch(self, experiment: Experiment) -> None:
         """Go on in the precision of another Recipe. Weights, optimizer and schedule stay."""
@@ -62,11 +76,15 @@ class LocalTrainer:
     # ---- log-probabilities
 
     def logprobs(self, rollouts: Rollouts, micro_batches: Sequence[Rows]) -> tuple[Tensor, Tensor]:
-        return self._score(self.model, rollouts, micro_batches)
+        logprobs_BR, entropy_BR, self._routes_BTLK = self._score(self.model, rollouts, micro_batches)
+        return logprobs_BR, entropy_BR
+
+    def routes(self) -> Tensor | None:
+        return self._routes_BTLK
 
     def reference_logprobs(self, rollouts: Rollouts, micro_batches: Sequence[Rows]) -> Tensor:
         assert self.reference is not None, "no reference policy: kl_coef is 0"
-        return self._score(self.reference, rollouts, micro_batches)[0]
+        return self._score(self.reference, replace(rollouts, replay_BTLK=None), micro_batches)[0]
 
     def shadow_logprobs(self, rollouts: Rollouts, micro_batches: Sequence[Rows]) -> Tensor:
         """p as BF16 linears would give it, from the same weights."""
@@ -81,20 +99,32 @@ class LocalTrainer:
                 linear.precision = precision
 
     @torch.no_grad()
-    def _score(self, model: Decoder, rollouts: Rollouts, micro_batches: Sequence[Rows]) -> tuple[Tensor, Tensor]:
+    def _score(
+        self, model: Decoder, rollouts: Rollouts, micro_batches: Sequence[Rows]
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """p, entropy and, of a mixture of experts, what its routers would choose."""
         logprobs_BR = torch.zeros_like(rollouts.logprobs_BR)
         entropy_BR = torch.zeros_like(rollouts.logprobs_BR)
+        routes_BTLK = None
+        if (moe := model.config.moe) is not None:
+            shape = *rollouts.tokens_BT.shape, len(moe.layers), moe.experts_per_token
+            routes_BTLK = torch.full(shape, -1, dtype=moe.index_dtype)
         for rows in micro_batches:
-            logprobs_BR[rows], entropy_BR[rows] = self._forward(model, rollouts, rows)
+            done = self._forward(model, rollouts, rows)
+            logprobs_BR[rows], entropy_BR[rows] = done.logprobs_bR, done.entropy_bR
+            if routes_BTLK is not None:
+                own_bTLK = done.batch.unpack(done.routes.own())
+                routes_BTLK[rows, : own_bTLK.shape[1]] = own_bTLK.to(routes_BTLK)
             self.on_microstep()
-        return logprobs_BR, entropy_BR
+        return logprobs_BR, entropy_BR, routes_BTLK
 
-    def _forward(self, model: Decoder, rollouts: Rollouts, rows: Rows) -> tuple[Tensor, Tensor]:
+    def _forward(self, model: Decoder, rollouts: Rollouts, rows: Rows) -> _Pass:
         batch = self._micro_batch(rollouts, rows)
-        hidden_ND = model(batch.tokens, batch.positions, batch.attention).flatten(0, 1)
+        routes = Routes(batch.replay)
+        hidden_ND = model(batch.tokens, batch.positions, batch.attention, routes).flatten(0, 1)
         logits_nV = model.logits(hidden_ND[batch.predicting_n])
         logprobs_n, entropy_n = token_logprobs(logits_nV, batch.targets_n, self.experiment.sampling)
-        return batch.scatter(logprobs_n).cpu(), batch.scatter(entropy_n).cpu()
+        return _Pass(batch.scatter(logprobs_n).cpu(), batch.scatter(entropy_n).cpu(), batch, routes)
 
     def _micro_batch(self, rollouts: Rollouts, rows: Rows, whole: bool = False) -> micro_batch.MicroBatch:
         return micro_batch.build(
@@ -106,12 +136,16 @@ class LocalTrainer:
 
     def current_logprobs(self, rollouts: Rollouts, rows: Rows) -> Tensor:
         """c of one micro-batch [b, R], with the graph behind it."""
-        return self._forward(self.model, rollouts, rows)[0]
+        return self._forward(self.model, rollouts, rows).logprobs_bR
 
     def update(self, rollouts: Rollouts, micro_batches: Sequence[Rows], loss: LossFn) -> Update:
+        num_sequences = sum(map(len, micro_batches))
         for rows in micro_batches:
-            current_bR = self.current_logprobs(rollouts, rows)
-            loss(rows, current_bR).backward()
+            done = self._forward(self.model, rollouts, rows)
+            total = loss(rows, done.logprobs_bR)
+            if coefficient := self.experiment.grpo.aux_loss_coef:
+                total = total + coefficient * len(rows) / num_sequences * done.routes.balance(done.batch.real)
+            total.backward()
             self.master.accumulate()
             self.on_microstep()
         learning_rate = self.master.learning_rate()

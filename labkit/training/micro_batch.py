@@ -23,10 +23,24 @@ class MicroBatch:
     targets_n: Tensor  # the response tokens
     place_n: tuple[Tensor, Tensor]  # (row in the micro-batch, response column) of each
     shape: tuple[int, int]  # (b, R)
+    real_bT: Tensor  # where the tokens are
+    replay: Tensor | None  # [..., L, k] in the layout of `tokens`: the experts to take
 
     def scatter(self, values_n: Tensor) -> Tensor:
         """Per-token values back into [b, R], 0 elsewhere."""
         return values_n.new_zeros(self.shape).index_put(self.place_n, values_n)
+
+    @property
+    def real(self) -> Tensor:
+        """True where `tokens` holds a token, in its layout."""
+        packed = self.tokens.shape != self.real_bT.shape
+        return torch.ones_like(self.tokens, dtype=torch.bool) if packed else self.real_bT
+
+    def unpack(self, routes: Tensor) -> Tensor:
+        """What every token was routed to, from the layout of `tokens` back into [b, T, L, k]; -1 on padding."""
+        unpacked = routes.new_full((*self.real_bT.shape, *routes.shape[2:]), -1)
+        unpacked[self.real_bT] = routes[self.real]
+        return unpacked
 
 
 def build(
@@ -44,11 +58,13 @@ def build(
     positions_bT = (columns_T - starts_b[:, None]).clamp(min=0)
     predicts_bT = real_bT & (columns_T >= P - 1) & (columns_T < (P + lengths_b - 1)[:, None])
 
+    replay = None if rollouts.replay_BTLK is None else rollouts.replay_BTLK[rows, :T].to(device)
     if packing:
         row_N, column_N = real_bT.nonzero(as_tuple=True)
         attention: Attention = PackedAttention(row_N, column_N, starts_b, T, kernel)
         tokens, positions = tokens_bT[real_bT][None], positions_bT[real_bT][None]
         predicting_n = predicts_bT[real_bT].nonzero()[:, 0]
+        replay = None if replay is None else replay[real_bT][None]
     else:
         attention = PaddedAttention(starts_b, T, kernel)
         tokens, positions = tokens_bT, positions_bT
@@ -57,5 +73,13 @@ def build(
     row_n, column_n = predicts_bT.nonzero(as_tuple=True)
     targets_n = all_tokens_bT[row_n, column_n + 1]
     return MicroBatch(
-        tokens, positions, attention, predicting_n, targets_n, (row_n, column_n - (P - 1)), (len(rows), R)
+        tokens,
+        positions,
+        attention,
+        predicting_n,
+        targets_n,
+        (row_n, column_n - (P - 1)),
+        (len(rows), R),
+        real_bT,
+        replay,
     )

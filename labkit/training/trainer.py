@@ -37,8 +37,11 @@ class Trainer(Protocol):
     def logprobs(self, rollouts: Rollouts, micro_batches: Sequence[Rows]) -> tuple[Tensor, Tensor]:
         """p and entropy, both [B, R] FP32 nats, 0 off the mask; the weights as they are, no gradient."""
 
+    def routes(self) -> Tensor | None:
+        """What the routers would have chosen in the last `logprobs`, as in `Rollouts`; None without experts."""
+
     def reference_logprobs(self, rollouts: Rollouts, micro_batches: Sequence[Rows]) -> Tensor:
-        """The same under the frozen initial policy."""
+        """The same under the frozen initial policy, which goes by its own routers."""
 
     def shadow_logprobs(self, rollouts: Rollouts, micro_batches: Sequence[Rows]) -> Tensor:
         """p as the same weights would give it without any quantisation."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from labkit.config import DESCRIPTIONS, RECIPES, ConfigError, Recalibration, Recipe, Scaling
+from labkit.config import DESCRIPTIONS, RECIPES, ConfigError, Recalibration, Recipe, Router, Scaling
 from labkit.runs.record import Active
 from labkit.ui.correction_picker import CorrectionPicker
 from labkit.ui.experiment_controls import ExperimentControls
@@ -106,6 +106,8 @@ class RecipeControls:
             "recalibration.policy": choice("renew", literals(Recalibration, "policy"), "180px", label_width="54px"),
             "recalibration.every": number("every", whole=True, label_width="54px", width="180px", least=1),
             "recalibration.margin": number("margin", label_width=_RIGHT),
+            "router.dtype": choice("router", literals(Router, "dtype"), label_width=_LEFT),
+            "router.replay": choice("replay", literals(Router, "replay"), label_width=_RIGHT),
         }
         self._preset = choice("preset", list(RECIPES), "100%")
         self._notes = {key: html_box("112px") for key in COMPONENTS}
@@ -161,6 +163,8 @@ class RecipeControls:
             self._headings["recalibration"],
             row(field["recalibration.policy"], field["scaling.kv_format"]),
             row(field["recalibration.every"], field["recalibration.margin"]),
+            html_box(value=heading("Experts", "if the model has some")),
+            row(field["router.dtype"], field["router.replay"]),
             html_box(value=heading("Correction")),
             *self._correction.rows,
         ]

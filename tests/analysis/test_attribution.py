@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 
 from labkit.analysis import Attribution, Batch, attribute, collect
-from labkit.analysis.attribution import Component, _Operands
+from labkit.analysis.attribution import Component, _Operands, _parts
 from labkit.fp8 import Float8Linear, LinearFormat
 from labkit.rollout import LocalEngine
 
@@ -169,3 +169,13 @@ def test_the_table_shows_every_component(batch_of: BatchOf, attribution_of: Attr
     assert "recorded TMPE" in drawn
     with pytest.raises(ValueError, match="choose one of bf16, fp32"):
         attribute(batch_of("fp8-rollout"), "fp16")
+
+
+def test_experts_are_a_component_and_their_numbers_are_no_layers() -> None:
+    batch = collect(small("fp8-rollout", model="tiny-moe", **{"sampling.max_new_tokens": 8}))
+    found = attribute(batch, "bf16")
+    assert found.together == found.recorded
+    names = set(by_name(found))
+    assert {"linears: experts", *(f"linears: layer {layer}" for layer in range(4))} <= names
+    assert "layer 3" in _parts(("linear", "model.layers.3.mlp.experts.1.up_proj", "w"))
+    assert "layer 1" not in _parts(("linear", "model.layers.3.mlp.experts.1.up_proj", "w"))

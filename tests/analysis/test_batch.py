@@ -8,8 +8,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from labkit.analysis import Batch, collect
+from labkit.analysis import Batch, collect, whatif
 from labkit.config import ConfigError, Experiment
+from labkit.rl import mismatch
 from labkit.rl.loop import Loop
 from labkit.runs import Run, RunDirectory, checkpoint
 from labkit.runs.record import StepRecord
@@ -122,3 +123,17 @@ def test_files_that_are_no_batches_are_named(batch_of: BatchOf, tmp_path: Path) 
     save_file({"x": torch.zeros(1)}, tmp_path / "newer.safetensors", {"kind": "labkit-batch", "schema": "99"})
     with pytest.raises(ValueError, match="newer labkit: update labkit"):
         Batch.load(tmp_path / "newer.safetensors")
+
+
+def test_routes_are_kept_and_recipes_with_and_without_replay_compare_on_one_batch(tmp_path: Path) -> None:
+    batch = collect(small("fp8-rollout", **{"model": "tiny-moe", "recipe.router.replay": "r3"}))
+    batch.save(tmp_path / "routed.safetensors")
+    again = Batch.load(tmp_path / "routed.safetensors")
+    assert again.rollouts.routes_BTLK is not None
+    assert torch.equal(again.rollouts.routes_BTLK, batch.rollouts.routes_BTLK)
+    assert torch.equal(again.rollouts.replay_BTLK, batch.rollouts.routes_BTLK)
+    own = again.experiment.recipe.override({"router.replay": "off"})
+    replayed, free = whatif(again, [again.experiment.recipe, own], ["none"]).rows
+    recorded = mismatch(batch.rollouts.logprobs_BR, batch.p_BR, batch.rollouts.mask_BR)
+    assert replayed.gen_kl == recorded["gen_kl_error"]
+    assert replayed.gen_kl < free.gen_kl

@@ -252,6 +252,9 @@ def test_a_custom_composition_goes_over_by_what_it_is(export: Any) -> None:
         ({"recipe.train": {"fprop": True, "dgrad": False, "wgrad": False}}, "train:"),
         ({"faults": ["wrong-temperature"]}, "faults"),
         ({}, "model: tiny"),
+        ({"model": "tiny-moe"}, "model: tiny-moe is labkit's own"),
+        ({"model": "tiny-moe", "recipe.router.replay": "r3"}, "router: bf16, replay r3"),
+        ({"model": "tiny-moe", "grpo.aux_loss_coef": 0.01}, "grpo.aux_loss_coef: 0.01"),
     ],
 )
 def test_what_can_not_go_over_is_in_the_notes(export: Any, changes: dict[str, Any], word: str) -> None:

@@ -152,13 +152,13 @@ def test_fetch_brings_what_a_run_needs_and_nothing_else(cache: Path, tmp_path: P
 def test_what_a_hub_refuses_is_said_with_the_way_out(tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
-    (other / "config.json").write_text('{"architectures": ["Qwen3MoeForCausalLM"]}')
+    (other / "config.json").write_text('{"architectures": ["GptOssForCausalLM"]}')
     (other / "model.safetensors").write_bytes(b"x" * 1000)
     with hub({"meta-llama/Llama": "GatedRepo", "Qwen/MoE": other}) as endpoint:
         said = fetch(tmp_path, endpoint, "no/such", "meta-llama/Llama", "Qwen/MoE")
     assert said[0].startswith("the Hugging Face hub has no model no/such; check the name")
     assert said[1].startswith("meta-llama/Llama is gated: accept its terms on https://huggingface.co/meta-llama/Llama")
-    assert "architectures = 'Qwen3MoeForCausalLM', which labkit's decoder can't do" in said[2]
+    assert "architectures = 'GptOssForCausalLM', which labkit's decoder can't do" in said[2]
     assert not list((tmp_path / "hub").rglob("*.safetensors")), "no weights of a model that can't be used"
 
 

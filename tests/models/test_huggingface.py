@@ -24,6 +24,10 @@ SIZES = {
     "rms_norm_eps": 1e-5,
     "max_position_embeddings": 64,
 }
+EXPERTS = {
+    "head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True,
+}  # fmt: skip
+MOE = (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM)
 CASES = {
     "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM, {}),
     "llama-tied": (transformers.LlamaConfig, transformers.LlamaForCausalLM, {"tie_word_embeddings": True}),
@@ -35,6 +39,9 @@ CASES = {
         transformers.Qwen3ForCausalLM,
         {"head_dim": 16, "tie_word_embeddings": True},
     ),
+    "qwen3-moe": (*MOE, EXPERTS),
+    "qwen3-moe-dense-first": (*MOE, {**EXPERTS, "mlp_only_layers": [0], "norm_topk_prob": False}),
+    "qwen3-moe-every-second": (*MOE, {**EXPERTS, "decoder_sparse_step": 2, "num_experts_per_tok": 3}),
 }
 
 
@@ -100,6 +107,35 @@ def test_transformers_loads_what_we_write(saved, tmp_path):
         assert torch.equal(loaded.state_dict()[name], tensor), name
 
 
+@pytest.mark.parametrize(
+    ("case", "layers"), [("qwen3-moe", (0, 1, 2)), ("qwen3-moe-dense-first", (1, 2)), ("qwen3-moe-every-second", (1,))]
+)
+def test_folders_name_every_expert_and_layers_are_dense_where_they_say(case, layers, tmp_path):
+    theirs(case).save_pretrained(tmp_path)
+    Tokenizer.char_level().save(tmp_path)
+    policy = read_folder(tmp_path)
+    assert policy.config.moe.layers == layers
+    write_folder(policy, tmp_path / "ours")
+    for folder in (tmp_path, tmp_path / "ours"):
+        names = load_file(folder / "model.safetensors").keys()
+        for layer in range(3):
+            expert = f"model.layers.{layer}.mlp.experts.3.gate_proj.weight" in names
+            dense = f"model.layers.{layer}.mlp.gate_proj.weight" in names
+            assert (expert, dense) == (layer in layers, layer not in layers)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours", dtype=torch.float32)
+    for key in ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob"):
+        assert getattr(loaded.config, key) == getattr(theirs(case).config, key)
+
+
+def test_the_number_of_experts_has_two_spellings():
+    config = json.loads(theirs("qwen3-moe").config.to_json_string()) | {"architectures": ["Qwen3MoeForCausalLM"]}
+    number = config.pop("num_local_experts", None) or config.pop("num_experts")
+    for key in ("num_local_experts", "num_experts"):
+        assert read_config(config | {key: number})[1].moe.num_experts == 4
+    with pytest.raises(ValueError, match="lacks num_experts"):
+        read_config(config)
+
+
 def test_our_own_round_trip(saved, tmp_path):
     _, folder = saved
     policy = read_folder(folder)
@@ -138,7 +174,13 @@ def test_rope_theta_old_and_new_spelling():
     [
         ("llama", {"architectures": ["MistralForCausalLM"]}, "architectures = 'MistralForCausalLM'"),
         ("llama", {"architectures": None}, "architectures"),
-        ("qwen3", {"architectures": ["Qwen3MoeForCausalLM"]}, "Qwen3MoeForCausalLM.*a dense model of Llama"),
+        ("qwen3", {"architectures": ["Qwen2MoeForCausalLM"]}, "Qwen2MoeForCausalLM.*a model of Llama"),
+        ("qwen3", {"architectures": ["Qwen3MoeForCausalLM"]}, "lacks num_experts, num_experts_per_tok"),
+        ("qwen3-moe", {"num_experts_per_tok": 0}, "num_experts_per_tok = 0, not a positive whole number"),
+        ("qwen3-moe", {"num_experts_per_tok": 5}, "can't go to 5 of 4 experts"),
+        ("qwen3-moe", {"mlp_only_layers": 1}, "mlp_only_layers = 1, not a list"),
+        ("qwen3-moe", {"mlp_only_layers": [0, 1, 2]}, r"mlp_only_layers = \[0, 1, 2\].*Qwen3ForCausalLM"),
+        ("qwen3-moe", {"head_dim": None}, "lacks head_dim"),
         ("llama", {"attention_bias": True}, "attention_bias = True"),
         ("qwen3", {"attention_bias": True}, "attention_bias = True"),
         ("llama", {"mlp_bias": True}, "mlp_bias"),

@@ -1,18 +1,18 @@
-"""Loading by name, and what the shipped tiny policy can do before any reinforcement learning."""
+"""Loading by name, and what the shipped tiny policies can do before any reinforcement learning."""
 
 import pytest
 import torch
 
-from labkit.config.locations import TINY_FOLDER
+from labkit.config.locations import SHIPPED
 from labkit.models import Policy, load
 from labkit.models.huggingface import write_folder
-from labkit.models.warmstart import TINY
+from labkit.models.warmstart import TINY, TINY_MOE
 from labkit.tasks.arithmetic import Arithmetic
 
 
-@pytest.fixture(scope="module")
-def tiny() -> Policy:
-    return load("tiny", torch.bfloat16)
+@pytest.fixture(scope="module", params=SHIPPED)
+def tiny(request) -> Policy:
+    return load(request.param, torch.bfloat16)
 
 
 def right(problem, completion):
@@ -20,10 +20,10 @@ def right(problem, completion):
 
 
 def test_tiny_is_small_and_complete(tiny):
-    assert tiny.name == "tiny"
-    assert tiny.config == TINY
+    assert tiny.config == {"tiny": TINY, "tiny-moe": TINY_MOE}[tiny.name]
     assert tiny.weights["lm_head.weight"].dtype == torch.bfloat16
-    assert sum(file.stat().st_size for file in TINY_FOLDER.iterdir()) < 1.7e6
+    most = {"tiny": 1.7e6, "tiny-moe": 3.2e6}[tiny.name]
+    assert sum(file.stat().st_size for file in SHIPPED[tiny.name].iterdir()) < most
 
 
 def test_tiny_sampled_leaves_rl_something_to_do(tiny, complete):
@@ -43,7 +43,7 @@ def test_tiny_can_do_every_step_when_greedy(tiny, complete):
 
 
 def test_load_dtype_and_name(tiny, tmp_path):
-    assert load("tiny").weights["model.norm.weight"].dtype == torch.float32
+    assert load(tiny.name).weights["model.norm.weight"].dtype == torch.float32
     write_folder(tiny, tmp_path / "mine")
     again = load(tmp_path / "mine")
     assert again.name == "mine"

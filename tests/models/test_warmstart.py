@@ -5,7 +5,7 @@ import torch
 
 from labkit.models.huggingface import read_folder
 from labkit.models.tokenizer import CHARACTERS, Tokenizer
-from labkit.models.warmstart import TINY, _examples, initial_weights, learning_rate, warmstart
+from labkit.models.warmstart import TINY, TINY_MOE, _examples, initial_weights, learning_rate, warmstart
 from labkit.tasks import arithmetic
 from labkit.tasks.arithmetic import Arithmetic
 
@@ -40,6 +40,17 @@ def test_initial_weights_depend_on_the_seed_alone():
     assert a[q].std().item() == pytest.approx(128**-0.5, rel=0.03)
     down = "model.layers.2.mlp.down_proj.weight"
     assert a[down].std().item() == pytest.approx((384 * 8) ** -0.5, rel=0.03)
+
+
+def test_the_experts_are_warmed_up_too_and_load_as_a_mixture(tmp_path):
+    made = warmstart(tmp_path / "moe", seed=3, steps=2, config=TINY_MOE)
+    assert sum(w.numel() for w in made.weights.values()) == 1_487_232
+    policy = read_folder(tmp_path / "moe", torch.bfloat16)
+    assert (policy.config, policy.family) == (TINY_MOE, "qwen3_moe")
+    start = initial_weights(TINY_MOE, 3)
+    moved = [name for name, w in policy.weights.items() if not torch.equal(w, start[name].bfloat16())]
+    assert len([name for name in moved if ".experts." in name]) == 3 * 8 * 3, "no expert is left out"
+    assert "model.layers.1.mlp.gate.weight" in moved
 
 
 def test_learning_rate_schedule():

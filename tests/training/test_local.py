@@ -1,6 +1,7 @@
 """The trainer's log-probabilities against the engine's g: the heart of "same kernels on both sides"."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -193,3 +194,53 @@ def test_the_state_restores_weights_and_optimizer_bit_for_bit() -> None:
     other.update(rollouts, batches, negative_logprob)
     for name, weight in trainer.master.parameters.items():
         assert torch.equal(weight, other.master.parameters[name]), name
+
+
+# ---- a mixture of experts
+
+
+def of_experts(recipe: dict, **changes):
+    """A trainer of the shipped mixture of experts, and rollouts of an engine with its weights, with their routes."""
+    exp = Experiment(model="tiny-moe", recipe=recipe, steps=4).override(changes)
+    policy = models.load("tiny-moe")
+    trainer = LocalTrainer(policy, exp)
+    engine = LocalEngine(policy.config, exp.recipe, policy.tokenizer.pad_id)
+    engine.refit(trainer.weights(), None, 0)
+    request = Request(exp.sampling, 30, frozenset(policy.tokenizer.eos_ids), samples_per_prompt=4, routes=True)
+    prompts = [policy.tokenizer.encode(prompt) for prompt in PROMPTS]
+    return trainer, engine.generate(prompts, request, torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("packing", [True, False], ids=["packed", "padded"])
+@pytest.mark.parametrize("recipe", [BF16, FP8], ids=["bf16", "fp8"])
+def test_experts_of_the_same_recipe_give_p_equal_to_g_and_the_same_routes(recipe: dict, packing: bool) -> None:
+    trainer, rollouts = of_experts(recipe, **{"grpo.packing": packing})
+    p, _ = trainer.logprobs(rollouts, micro_batches(rollouts))
+    assert torch.equal(p, rollouts.logprobs_BR)
+    assert torch.equal(trainer.routes(), rollouts.routes_BTLK)
+
+
+@pytest.mark.parametrize("packing", [True, False], ids=["packed", "padded"])
+def test_the_trainer_takes_the_experts_it_is_given_and_tells_what_it_would_have_taken(packing: bool) -> None:
+    trainer, rollouts = of_experts(BF16, **{"grpo.packing": packing})
+    batches = micro_batches(rollouts)
+    p, _ = trainer.logprobs(rollouts, batches)
+    own = trainer.routes()
+    p_same, _ = trainer.logprobs(replace(rollouts, replay_BTLK=own), batches)
+    assert torch.equal(p_same, p), "its own routes change nothing"
+    missing = torch.full_like(own, -1)
+    assert torch.equal(trainer.logprobs(replace(rollouts, replay_BTLK=missing), batches)[0], p)
+    others = torch.where(own >= 0, (own + 1) % 8, own)
+    p_others, _ = trainer.logprobs(replace(rollouts, replay_BTLK=others), batches)
+    assert (p_others != p)[rollouts.mask_BR].float().mean() > 0.9
+    assert torch.equal(trainer.routes()[:, :, 0], own[:, :, 0]), "the first router sees what it saw before"
+
+
+def test_the_auxiliary_loss_moves_the_routers_even_without_any_other_gradient() -> None:
+    trainer, rollouts = of_experts(BF16, **{"grpo.aux_loss_coef": 1.0, "grpo.warmup_steps": 0})
+    before = {name: w.clone() for name, w in trainer.weights().items()}
+    update = trainer.update(rollouts, micro_batches(rollouts), lambda rows, c: 0.0 * c.sum())
+    assert update.grad_norm > 0
+    moved = {name for name, w in trainer.weights().items() if not torch.equal(w, before[name])}
+    assert {f"model.layers.{layer}.mlp.gate.weight" for layer in (1, 2, 3)} <= moved
+    assert not any("layers.3.mlp.experts" in name for name in moved), "behind the last router there is nothing to move"

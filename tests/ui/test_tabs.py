@@ -237,6 +237,36 @@ def test_exact_agreement_is_said_in_words(views: list[View]) -> None:
     assert "<svg" not in content
 
 
+@pytest.fixture(scope="module")
+def routed() -> View:
+    """FP8 rollouts of a mixture of experts whose first layer is dense."""
+    experiment = preset("fp8-rollout", "tiny-moe").override(SMALL)
+    return View("moe", "moe", experiment, list(Loop(experiment).steps()), *theme.style(0), Path())
+
+
+def test_flips_by_layer_stand_under_the_mismatch_of_a_run_that_has_experts(routed: View, views: list[View]) -> None:
+    content = shown(Mismatch(), [routed], routed)
+    newest = routed.records[-1].metrics
+    assert f"Step 3: {newest['router_flip_rate_own']:.2%} of the pairs" in content
+    table = content[content.index("<caption>Flips by layer") :]
+    assert [table.count(f"<th scope='row' class='lk-text'>{layer} ") for layer in range(4)] == [0, 1, 1, 1]
+    assert f"<td>{100 * newest['router_flip_rate_layer_2']:.2f}</td>" in table
+    start = content.rindex("<svg role")
+    plot = ElementTree.fromstring(content[start : content.index("</svg>", start) + 6])
+    assert "Flips by layer" in "".join(plot.itertext())
+    assert "Router replay" not in content
+    assert "Routing" not in shown(Mismatch(), views, views[1]), "a dense model has none"
+
+
+def test_what_replay_does_to_flips_and_what_it_lacks_is_said(routed: View) -> None:
+    replayed = {"router_flip_rate": 0.0, "router_flip_rate_own": 0.02, "router_routes_missing": 0.25}
+    newest = dataclasses.replace(routed.records[-1], metrics=routed.records[-1].metrics | replayed)
+    view = dataclasses.replace(routed, records=[*routed.records[:-1], newest])
+    content = shown(Mismatch(), [view], view)
+    assert "Router replay overrules the trainer's choice: 0.00% are left" in content
+    assert "25.0% of the engine's routes are missing" in content
+
+
 def test_scales_by_layer_and_the_largest_value_they_hold(views: list[View]) -> None:
     content = shown(Scales(), views, views[1])
     scales = views[1].records[-1].kv_scales

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from labkit.config.correction import Correction, Filter
 from labkit.config.experiment import Experiment
+from labkit.config.locations import SHIPPED
+from labkit.config.recipe import Router
 
 HUB_NAMES = {"smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"}
 MODEL_PLACEHOLDER = "PATH_OR_HUB_NAME"
@@ -27,8 +29,8 @@ def head(title: str, usage: str, notes: Sequence[str]) -> str:
 def model_name(experiment: Experiment, notes: list[str]) -> str:
     """The model as a Hugging Face name or path; a placeholder for the policy that only labkit has."""
     model = experiment.model
-    if model == "tiny":
-        notes.append(f"model: tiny is labkit's own policy; put a Hugging Face model for {MODEL_PLACEHOLDER}")
+    if model in SHIPPED:
+        notes.append(f"model: {model} is labkit's own policy; put a Hugging Face model for {MODEL_PLACEHOLDER}")
         return MODEL_PLACEHOLDER
     return HUB_NAMES.get(model, model)
 
@@ -48,6 +50,10 @@ def shared_notes(experiment: Experiment, framework: str) -> list[str]:
             f"scaling.formula: engine and trainer follow their own rules there, other than "
             f"{recipe.scaling.formula}, and maybe from each other in the last bits"
         )
+    if recipe.router != Router():
+        notes.append(f"router: {recipe.router.dtype}, replay {recipe.router.replay}; {framework} has its own settings")
+    if experiment.grpo.aux_loss_coef:
+        notes.append(f"grpo.aux_loss_coef: {experiment.grpo.aux_loss_coef:g}; {framework} has a setting of its own")
     if experiment.trainer_attention == "math":
         notes.append(
             "trainer_attention: engine and trainer have different kernels there, so the mismatch is never exactly 0"

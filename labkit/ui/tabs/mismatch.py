@@ -1,4 +1,6 @@
-"""Mismatch: where it sits among the tokens that were kept, by probability and by length of the answer."""
+"""Mismatch: where it sits among the tokens that were kept, by probability and by length of the answer; of a model with
+experts, what their routers disagree about.
+"""
 
 import math
 from collections.abc import Sequence
@@ -9,6 +11,7 @@ import ipywidgets as widgets
 from labkit.ui import theme
 from labkit.ui.tabs.page import esc, note, number, page, table
 from labkit.ui.tabs.plot import Axis, Plot, svg
+from labkit.ui.tabs.routing import routing
 from labkit.ui.tabs.samples import Answer, Token, answers, sampled_steps
 from labkit.ui.tabs.view import OpenRun, put, state_of, tools
 
@@ -48,12 +51,13 @@ class Mismatch:
         which = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
         head = f"<h4>{esc(selected.label)}, {which}: {len(tokens):,} tokens of {len(found)} answers</h4>"
         if exact == len(tokens):
-            return page(head, note("Engine and trainer agree exactly on every one of them: there is no mismatch."))
+            exactly = note("Engine and trainer agree exactly on every one of them: there is no mismatch.")
+            return page(head, exactly, routing(selected))
         parts = [
             svg([_by_probability(known), _by_length(found, known)], "The two plots that the tables give in numbers")
         ]
         parts.append(note(_reading(tokens, known, exact, any(token.weight == 0 for token in tokens))))
-        return page(head, *parts, _table(known))
+        return page(head, *parts, _table(known), routing(selected))
 
 
 def _by_probability(tokens: Sequence[Token]) -> Plot:
