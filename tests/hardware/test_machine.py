@@ -53,7 +53,7 @@ def test_memory_says_what_a_run_takes_and_whether_it_fits(monkeypatch: pytest.Mo
         monkeypatch.setattr(psutil, "virtual_memory", lambda memory=memory: memory)
         check = machine.memory()
         assert check.state == state
-        assert "a run of the tiny policy takes up to 1 GiB" in check.found
+        assert "a run of the tiny policy takes up to 1.5 GiB" in check.found
 
 
 def test_a_containers_limit_counts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,9 +33,22 @@ def root(tmp_path: Path) -> Iterator[Path]:
             run.kill()
 
 
+@pytest.fixture(scope="session")
+def fill() -> Callable[[Sweep, Cell, float, float], None]:
+    """fill(sweep, cell, accuracy, excess): the folder of a cell that is done, written by hand."""
+
+    def fill(sweep: Sweep, cell: Cell, accuracy: float, excess: float) -> None:
+        run = RunDirectory.create(cell.experiment, sweep.path, cell.id)
+        for step in range(5):
+            run.append_record(_record(cell, step, accuracy, excess))
+        run.write_state(RunState("done"))
+
+    return fill
+
+
 @pytest.fixture
-def filled(root: Path) -> Callable[..., Sweep]:
-    """make(accuracies, excess) -> a sweep of real folders, filled by hand: {arm: {seed: accuracy at the end}}."""
+def filled(root: Path, fill: Callable[[Sweep, Cell, float, float], None]) -> Callable[..., Sweep]:
+    """make(accuracies, excess) -> a sweep of such cells: {arm: {seed: accuracy at the end}}, {arm: TMPE - 1}."""
 
     def make(accuracies: dict[str, dict[int, float]], excess: dict[str, float] | None = None, **plan: Any) -> Sweep:
         arms = {arm: {"preset": "fp8-rollout" if arm != "bf16" else arm, "grpo.lr": 1e-4 * (at + 1)}
@@ -43,14 +56,8 @@ def filled(root: Path) -> Callable[..., Sweep]:
         seeds = sorted({seed for values in accuracies.values() for seed in values})
         sweep = sweep_of(preset("bf16", steps=4), arms=arms, seeds=seeds, name="filled", root=root, **plan)
         for cell in sweep.cells:
-            if cell.seed not in accuracies[cell.arm]:
-                continue
-            run = RunDirectory.create(cell.experiment, sweep.path, cell.id)
-            for step in range(5):
-                run.append_record(
-                    _record(cell, step, accuracies[cell.arm][cell.seed], (excess or {}).get(cell.arm, 0.0))
-                )
-            run.write_state(RunState("done"))
+            if cell.seed in accuracies[cell.arm]:
+                fill(sweep, cell, accuracies[cell.arm][cell.seed], (excess or {}).get(cell.arm, 0.0))
         return sweep
 
     return make

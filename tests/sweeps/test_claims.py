@@ -1,22 +1,18 @@
 """Claims are well-formed, share their cells, and are judged by their intervals."""
 
-import os
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from labkit.config import ConfigError
 from labkit.config.experiment import MODEL_TASKS
-from labkit.runs.process import Run
-from labkit.runs.state import RunState
-from labkit.runs.store import RunDirectory
 from labkit.sweeps.campaign import Campaign, judged
 from labkit.sweeps.claims import CLAIMS, COST, Expectation, find
-from labkit.sweeps.executor import LocalProcesses
-from labkit.sweeps.plan import content
+from labkit.sweeps.plan import Cell, content
 from labkit.sweeps.results import QUANTITIES
 from labkit.sweeps.statistics import paired
+from labkit.sweeps.sweep import Sweep
 
 
 def test_every_claim_names_arms_and_quantities_that_there_are() -> None:
@@ -70,24 +66,32 @@ def test_verdicts_follow_from_the_interval(expected: Expectation, differences: l
     assert judged(found, expected) == verdict
 
 
-@pytest.fixture
-def campaign(root: Path) -> Iterator[Campaign]:
-    yield Campaign(find("tmpe-order-same-kernels"), seeds=2, steps=1, root=root)
-    for run in Run.all(root / "claims"):
-        run.kill()
-
-
-def test_one_small_claim_from_end_to_end_with_a_cell_that_is_there_already(campaign: Campaign) -> None:
-    before, rest = campaign.cells[0], campaign.cells[1:3]
-    campaign.path.mkdir(parents=True)
-    RunDirectory.create(before.experiment, campaign.path, before.id).write_state(RunState("done"))
-    assert len(campaign.left()) == len(campaign.cells) - 1
-    campaign.cells = campaign.cells[:3]  # of one seed
-    finished = {each.cell.id: each.before for each in campaign.run(LocalProcesses(os.cpu_count()))}
-    assert finished == {before.id: True, **{cell.id: False for cell in rest}}
+def test_the_table_is_made_from_what_is_there(root: Path, fill: Callable[[Sweep, Cell, float, float], None]) -> None:
+    campaign = Campaign(find("end-to-end"), seeds=3, root=root)
+    (sweep,) = campaign.sweeps.values()
     rows = campaign.rows()
-    higher = next(row for row in rows if "fp8-rollout higher than fp8-e2e" in row.comparison)
-    assert (higher.n, higher.verdict, higher.published) == (1, "not enough seeds", "FP8 rollouts highest")
-    assert higher.ours == "above 0 where fp8-e2e is exactly 0"
-    assert higher.minutes > 0
-    assert campaign.left() == []
+    assert [(row.n, row.ours, row.verdict) for row in rows] == [(0, "–", "not enough seeds")] * 2
+    accuracy = {"bf16": 0.90, "fp8-e2e + IS": 0.90, "fp8-rollout + IS": 0.87}
+    for cell in sweep.cells[:6]:  # of two seeds
+        fill(sweep, cell, accuracy[cell.arm] + cell.seed / 100, 0.0)
+    same, higher = campaign.rows()
+    assert (same.n, same.ours, same.verdict) == (2, "+.000 [+.000, +.000]", "as published (within ±.03)")
+    assert (higher.published, higher.verdict) == (".613 against .586: +.027", "as published")
+    assert higher.ours == "+.030 [+.030, +.030]"
+    assert higher.minutes == pytest.approx(2 * 2 * (5 * 9 + 4 * 2) / 60)
+    assert [cell.seed for cell in campaign.left()] == [2, 2, 2]
+    campaign.cells = campaign.cells[:6]
+    assert [each.before for each in campaign.run()] == [True] * 6
+
+
+def test_a_cost_is_held_against_the_published_range_and_modelled_beside(
+    root: Path, fill: Callable[[Sweep, Cell, float, float], None]
+) -> None:
+    campaign = Campaign(find("recalibration-cost"), seeds=2, root=root)
+    (sweep,) = campaign.sweeps.values()
+    for cell in sweep.cells:
+        fill(sweep, cell, 0.9, 1e-3)
+    (row,) = campaign.rows()
+    assert row.ours.startswith("0.0% [0.0%, 0.0%]; ")
+    assert "modelled for H100 SXM" in row.ours
+    assert (row.n, row.verdict) == (2, "the opposite")

@@ -16,7 +16,7 @@ def capacity(
 def test_the_least_of_cores_memory_and_what_was_asked_decides_and_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert capacity(monkeypatch, 8, 20, 1, None).startswith("8 at once: 8 cores, 1 thread a cell")
     assert capacity(monkeypatch, 8, 20, 3, None).startswith("2 at once: 8 cores, 3 threads a cell")
-    assert capacity(monkeypatch, 8, 3.5, 1, None).startswith("3 at once: 3.5 GiB free, up to 1.0 GiB a cell")
+    assert capacity(monkeypatch, 8, 5, 1, None).startswith("3 at once: 5.0 GiB free, up to 1.5 GiB a cell")
     assert capacity(monkeypatch, 8, 20, 1, 4).startswith("4 at once: 4 asked for (8 cores")
     assert capacity(monkeypatch, 2, 20, 1, 4).startswith("2 at once: 2 cores")
     assert capacity(monkeypatch, 1, 0.5, 2, None).startswith("1 at once")
