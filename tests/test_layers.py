@@ -16,7 +16,7 @@ ALLOWED = {
     "tasks": {"config"},
     "fp8": {"config"},
     "models": {"config", "fp8", "tasks"},
-    "rollout": {"config", "fp8", "models", "runs.record"},
+    "rollout": {"config", "fp8", "models", "runs.record", "hardware.packages"},
     "training": {"config", "fp8", "models", "runs.record"},
     "rl": {"config", "fp8", "models", "tasks", "rollout", "training", "runs.record", "runs.metrics"},
     "analysis": {"config", "fp8", "models", "tasks", "rollout", "training", "rl", "runs"},

@@ -8,6 +8,7 @@ from labkit.config.errors import wrong
 
 if TYPE_CHECKING:
     from labkit.config.experiment import Experiment
+    from labkit.config.recipe import Recipe
 
 
 def check(experiment: "Experiment") -> None:
@@ -32,9 +33,36 @@ def _check_vllm(experiment: "Experiment") -> None:
     if recipe.recalibration.policy == "engine":
         what = "vLLM no longer measures scales itself"
         raise wrong("recipe.recalibration.policy", f"{what}; choose every-step, or engine local")
-    if recipe.rollout.attention and experiment.device == "cpu":
+    if experiment.sampling.temperature < 0.01:
+        raise wrong("sampling.temperature", "vLLM raises anything below 0.01 to that; set it to at least 0.01")
+    if experiment.device == "cuda":
+        _check_vllm_on_cuda(recipe)
+    elif recipe.rollout.attention:
         what = "vLLM on a CPU reads the FP8 cache but multiplies in BF16"
         raise wrong("recipe.rollout.attention", f"{what}; turn it off, or set engine to local")
+
+
+def _check_vllm_on_cuda(recipe: "Recipe") -> None:
+    """What its GPU kernels can't do. On a CPU labkit's quantiser stands in for them."""
+    rollout, scaling = recipe.rollout, recipe.scaling
+    if rollout.kv_cache and not rollout.attention:
+        what = "vLLM's attention on a GPU quantises Q and P too where the cache is FP8"
+        raise wrong("recipe.rollout.attention", f"{what}; turn it on, or recipe.rollout.kv_cache off")
+    if rollout.kv_cache and scaling.kv_format != "e4m3":
+        raise wrong("recipe.scaling.kv_format", "vLLM's FP8 attention on a GPU is E4M3 only; set it to e4m3")
+    if not rollout.linears:
+        return
+    if scaling.format != "e4m3":
+        raise wrong("recipe.scaling.format", "vLLM's FP8 kernels on a GPU are E4M3 only; set it to e4m3")
+    why = {
+        "tensor": "vLLM gives the fused q, k, v one scale, the trainer three",
+        "mx": "no kernel of vLLM takes MX weights that were quantised here",
+    }.get(scaling.granularity)
+    if why:
+        raise wrong("recipe.scaling.granularity", f"{why}; choose block, row, or engine local")
+    if scaling.granularity == "row" and scaling.scale == "pow2":
+        what = "vLLM's scale of a token on a GPU is never rounded to a power of 2"
+        raise wrong("recipe.scaling.scale", f"{what}; set it to fp32, or granularity to block")
 
 
 def _check_te(experiment: "Experiment") -> None:

@@ -260,12 +260,13 @@ def write_folder(policy: Policy, path: str | PathLike[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: tensor.detach().contiguous() for name, tensor in policy.weights.items()}
     save_file(weights, str(folder / WEIGHTS), metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(_config_json(policy), indent=2) + "\n", encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps(config_json(policy), indent=2) + "\n", encoding="utf-8")
     shutil.copymode(folder / "config.json", folder / WEIGHTS)  # safetensors makes it readable by its owner only
     policy.tokenizer.save(folder)
 
 
-def _config_json(policy: Policy) -> dict[str, Any]:
+def config_json(policy: Policy) -> dict[str, Any]:
+    """What the config.json of a policy's folder says."""
     config, tokenizer = policy.config, policy.tokenizer
     architecture = next(name for name, family in ARCHITECTURES.items() if family == policy.family)
     eos_ids = list(tokenizer.eos_ids)

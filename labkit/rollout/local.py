@@ -25,6 +25,7 @@ from labkit.models.moe import set_router
 from labkit.models.rollouts import Rollouts
 from labkit.rollout.engine import EngineState, Request
 from labkit.rollout.kv_cache import KVCache, KVPrecision
+from labkit.rollout.refit import check_complete, share_changed
 from labkit.rollout.routes import RouteLog
 from labkit.rollout.sampling import sample
 from labkit.rollout.scoring import teacher_forced
@@ -177,31 +178,17 @@ class LocalEngine:
 
     @torch.no_grad()
     def refit(self, weights: Mapping[str, Tensor], kv_scales: KVScales | None, version: int) -> None:
-        self._check(weights, kv_scales)
+        check_complete(self.model.weights(), self.recipe, self.config.num_layers, weights, kv_scales)
         held = self._fp8_operands() if self.weight_version >= 0 else {}
         for name, parameter in self.model.named_parameters():
             parameter.copy_(weights[name])
         for _, _, linear in self.model.linears():
             linear.requantize()
-        self.codes_changed = _share_changed(held, self._fp8_operands())
+        self.codes_changed = share_changed(held, self._fp8_operands())
         engine_side = self.recipe.rollout.kv_cache and self.recipe.recalibration.policy == "engine"
         self._calibrate_on_next_prompt = engine_side
         self.kv_precision = replace(self.kv_precision, scales=kv_scales)
         self.weight_version = version
-
-    def _check(self, weights: Mapping[str, Tensor], kv_scales: KVScales | None) -> None:
-        """Everything that can be wrong with a refit, before anything is changed."""
-        names = self.model.weights().keys()
-        if names != weights.keys():
-            odd = sorted(names ^ weights.keys())
-            raise ValueError(f"refit with an incomplete or foreign set of weights: {', '.join(odd[:3])}")
-        engine_side = self.recipe.recalibration.policy == "engine"
-        if self.recipe.rollout.kv_cache and not engine_side:
-            if kv_scales is None:
-                raise ValueError("the KV cache is FP8, but the refit brought no Q/K/V scales")
-            kv_scales.validate(self.config.num_layers)
-        elif kv_scales is not None:
-            raise ValueError("the refit brought Q/K/V scales for an engine that takes none")
 
     def _fp8_operands(self) -> dict[str, Tensor]:
         return {name: linear.operand() for _, name, linear in self.model.linears() if linear.precision.fprop}
@@ -244,13 +231,6 @@ class LocalEngine:
                 detail += f"; no kernel: {kernel.reason}"
             report["rollout.attention"] = Active(state="fp8" if kernel.kernel else "emulated", detail=detail)
         return report
-
-
-def _share_changed(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> float:
-    """NaN when there is nothing to compare."""
-    changed = sum(int((tensor != after[name]).sum()) for name, tensor in before.items())
-    total = sum(tensor.numel() for tensor in before.values())
-    return changed / total if total else math.nan
 
 
 def left_pad(prompts: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tensor]:

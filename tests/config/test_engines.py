@@ -4,6 +4,9 @@ import pytest
 
 from labkit.config import ConfigError, Experiment
 
+ON_GPU = {"engine": "vllm", "device": "cuda"}
+FP8_CACHE = {"kv_cache": True, "attention": True}
+
 
 @pytest.mark.parametrize(
     ("settings", "line"),
@@ -20,6 +23,34 @@ from labkit.config import ConfigError, Experiment
         (
             {"engine": "vllm", "recipe": {"rollout": {"kv_cache": True, "attention": True}}},
             "recipe.rollout.attention: vLLM on a CPU reads the FP8 cache but multiplies in BF16; turn it off",
+        ),
+        (
+            {"engine": "vllm", "sampling": {"temperature": 0.005}},
+            "sampling.temperature: vLLM raises anything below 0.01 to that; set it to at least 0.01",
+        ),
+        (
+            {"engine": "vllm", "device": "cuda", "recipe": {"rollout": {"kv_cache": True}}},
+            "recipe.rollout.attention: vLLM's attention on a GPU quantises Q and P too where the cache is FP8; turn it",
+        ),
+        (
+            ON_GPU | {"recipe": {"rollout": FP8_CACHE, "scaling": {"kv_format": "e5m2"}}},
+            "recipe.scaling.kv_format: vLLM's FP8 attention on a GPU is E4M3 only; set it to e4m3",
+        ),
+        (
+            ON_GPU | {"recipe": {"rollout": {"linears": True}, "scaling": {"format": "e5m2"}}},
+            "recipe.scaling.format: vLLM's FP8 kernels on a GPU are E4M3 only; set it to e4m3",
+        ),
+        (
+            ON_GPU | {"recipe": {"rollout": {"linears": True}, "scaling": {"granularity": "tensor"}}},
+            "recipe.scaling.granularity: vLLM gives the fused q, k, v one scale, the trainer three; choose block",
+        ),
+        (
+            ON_GPU | {"recipe": {"rollout": {"linears": True}, "scaling": {"granularity": "mx"}}},
+            "recipe.scaling.granularity: no kernel of vLLM takes MX weights that were quantised here; choose block",
+        ),
+        (
+            ON_GPU | {"recipe": {"rollout": {"linears": True}, "scaling": {"granularity": "row"}}},
+            "recipe.scaling.scale: vLLM's scale of a token on a GPU is never rounded to a power of 2; set it to fp32",
         ),
         (
             {"engine": "vllm", "faults": ["scales-dropped"], "recipe": {"rollout": {"kv_cache": True}}},
@@ -42,7 +73,8 @@ def test_what_can_not_work_together_is_refused_with_the_way_out(settings: dict[s
 
 def test_what_can_work_together_is_accepted() -> None:
     Experiment(engine="vllm", recipe={"rollout": {"linears": True, "kv_cache": True}})
-    Experiment(engine="vllm", device="cuda", recipe={"rollout": {"kv_cache": True, "attention": True}})
+    Experiment(**ON_GPU, recipe={"rollout": {"linears": True, **FP8_CACHE}})
+    Experiment(**ON_GPU, recipe={"rollout": {"linears": True}, "scaling": {"granularity": "row", "scale": "fp32"}})
     Experiment(cluster={"placement": "separate", "overlap": True}, grpo={"staleness": 1})
 
 
