@@ -12,6 +12,9 @@ Step 0 trains nothing: it is the held-out accuracy of the policy as loaded. Weig
 after they were made: at once with 0, so that the engine then always holds the trainer's latest; later ones are in
 flight. Those are kept, so a checkpoint needs no engine state: loading one refits.
 
+With `cluster.overlap` the engine samples the next batch while this one is trained (`labkit.rl.batches`); the records
+are the same.
+
 Between steps the Recipe may be switched: weights, optimizer, data order and random numbers go on, so what bends a
 curve is the switch.
 """
@@ -30,9 +33,11 @@ from labkit.config import ConfigError, Experiment, Recipe
 from labkit.config.experts import check_dense
 from labkit.config.words import said_changes
 from labkit.fp8 import KVScales
+from labkit.models import Policy
 from labkit.models.rollouts import Rollouts
 from labkit.rl import routing
 from labkit.rl.advantages import group_advantages
+from labkit.rl.batches import Batches
 from labkit.rl.batching import MiniBatch, plan
 from labkit.rl.corrections import Weights, correction_from
 from labkit.rl.episodes import Prompter
@@ -44,10 +49,12 @@ from labkit.rl.objectives import Clip, calibrated
 from labkit.rl.ratio import log_ratio
 from labkit.rl.recalibration import initial_scales, next_scales
 from labkit.rl.refits import NOTHING_IN_FLIGHT, Refits, scales_from_dict, scales_to_dict
-from labkit.rollout import Delivery, Engine, LocalEngine, Request, build_engine
+from labkit.rollout import Delivery, Engine, LocalEngine, Overlapping, Request, build_engine
 from labkit.rollout.local import left_pad
 from labkit.runs.record import StepRecord
 from labkit.training import Update, build_trainer
+
+EngineBuilder = Callable[[Policy, Experiment, Callable[[], None]], Engine]
 
 
 def _nothing() -> None:
@@ -67,8 +74,13 @@ def _check_layers(recipe: Recipe, num_layers: int) -> None:
 class Loop:
     """Raises ConfigError or ValueError, naming the way out, for an Experiment that can't be carried out."""
 
-    def __init__(self, experiment: Experiment, on_microstep: Callable[[], None] = _nothing) -> None:
-        self.experiment = experiment
+    def __init__(
+        self,
+        experiment: Experiment,
+        on_microstep: Callable[[], None] = _nothing,
+        build_engine: EngineBuilder = build_engine,
+    ) -> None:
+        self.experiment, self._build_engine = experiment, build_engine
         self.recipe, self.settings = experiment.recipe, experiment.grpo
         self.correction = self.recipe.correction
         self.faults = Faults(experiment.faults)
@@ -95,8 +107,7 @@ class Loop:
         self.clip = clip_of(self.settings, self.correction)
         self.recipe_version = 0
         self.notices: list[str] = []  # for the next record
-        self.prompt_rng = random.Random(experiment.seed)
-        self.sample_rng = torch.Generator().manual_seed(experiment.seed)
+        self.batches = Batches(self.prompter, self.request, self.settings.prompts_per_step, experiment.seed)
         self.step_index = 0
         self.version = 0
         self.elapsed = 0.0
@@ -109,7 +120,7 @@ class Loop:
         return self.refits.engine
 
     def _new_engine(self) -> Engine:
-        engine = build_engine(self.policy, self.experiment, self.on_microstep)
+        engine = self._build_engine(self.policy, self.experiment, self.on_microstep)
         return self.faults.engine(engine) if isinstance(engine, LocalEngine) else engine  # the only one with faults
 
     def steps(self) -> Iterator[StepRecord]:
@@ -122,11 +133,21 @@ class Loop:
 
     def sample(self, watch: Stopwatch) -> Sampled:
         """The batch of a step, before anything is trained on it."""
+        return self._judge(*self._take(watch), watch)
+
+    def _take(self, watch: Stopwatch) -> tuple[list[tasks.Problem], Rollouts]:
         with watch("generate"):
-            problems = [self.prompter.task.sample(self.prompt_rng) for _ in range(self.settings.prompts_per_step)]
-            prompts = [self.prompter.encode(problem) for problem in problems]
-            rollouts = self.engine.generate(prompts, self.request, self.sample_rng)
-            rollouts = self.faults.rollouts(rollouts, self.engine)
+            problems, rollouts = self.batches.take(self.engine)
+            return problems, self.faults.rollouts(rollouts, self.engine)
+
+    def _begin_next(self, watch: Stopwatch) -> None:
+        """Have the next batch sampled while this one is trained, where that was asked for and the engine can."""
+        due = self.experiment.cluster.overlap and self.step_index < self.experiment.steps
+        if due and isinstance(self.engine, Overlapping):
+            self.refits.advance(watch)
+            self.batches.begin(self.engine)
+
+    def _judge(self, problems: list[tasks.Problem], rollouts: Rollouts, watch: Stopwatch) -> Sampled:
         with watch("reward"):
             scored = self.prompter.score(rollouts, problems)
             advantages_B = group_advantages(
@@ -145,8 +166,13 @@ class Loop:
 
     def _step(self) -> StepRecord:
         watch = Stopwatch()
-        batch = self.sample(watch)
+        problems, rollouts = self._take(watch)
         sampled_by = self.engine.state()
+        by_engine = engine_metrics(self.engine, self.refits.codes_changed, self.version - rollouts.weight_version)
+        if self.batches.hidden is not None:
+            by_engine["generation_hidden"] = self.batches.hidden
+        self._begin_next(watch)
+        batch = self._judge(problems, rollouts, watch)
         rollouts, advantages_B, p_BR, everything = batch.rollouts, batch.advantages_B, batch.p_BR, batch.everything
         with watch("logprobs"):
             reference_BR = self.trainer.reference_logprobs(rollouts, everything) if self.settings.kl_coef else None
@@ -173,8 +199,7 @@ class Loop:
                 self.recipe, self.scales, self.step_index,
                 lambda: self.trainer.calibrate(rollouts, everything, self.version),
             )  # fmt: skip
-        metrics = step_metrics(batch, weights, updates, losses)
-        metrics |= engine_metrics(self.engine, self.refits.codes_changed, self.version - 1 - rollouts.weight_version)
+        metrics = step_metrics(batch, weights, updates, losses) | by_engine
         if self.correction.calibrate_clip_every:
             metrics |= {"clip_low": clip.low, "clip_high": clip.high}
         self._send(watch)
@@ -249,6 +274,7 @@ class Loop:
         _check_layers(recipe, self.model_config.num_layers)
         if self.model_config.moe is None:
             check_dense(self.experiment.override({"recipe": recipe}))
+        self.batches.drop()  # sampled under the Recipe before
         try:
             self._adopt(recipe)
             self.scales = self._scales_after(before, scales)
@@ -348,8 +374,7 @@ class Loop:
     def state_dict(self) -> dict[str, Any]:
         return {
             "trainer": self.trainer.state_dict(),
-            "prompt_rng": self.prompt_rng.getstate(),
-            "sample_rng": self.sample_rng.get_state(),
+            **self.batches.state_dict(),
             "scales": scales_to_dict(self.scales),
             "step_index": self.step_index,
             "version": self.version,
@@ -368,9 +393,7 @@ class Loop:
             self.refits.replace(self._new_engine(), recipe)
         self.recipe_version = state.get("recipe_version", 0)
         self.trainer.load_state_dict(state["trainer"])
-        kind, words, gauss = state["prompt_rng"]
-        self.prompt_rng.setstate((kind, tuple(words), gauss))
-        self.sample_rng.set_state(state["sample_rng"])
+        self.batches.load_state_dict(state)
         self.scales = scales_from_dict(state["scales"])
         self.step_index, self.version, self.elapsed = state["step_index"], state["version"], state["elapsed"]
         if "clip" in state:

@@ -37,9 +37,13 @@ class Refits:
         self.in_flight.append(Delivery(weights, scales, version))
         self.in_flight = self.in_flight[-1 - self.staleness :]
         if self.in_flight[0].version != self.engine.state().weight_version:
-            self._arrive(watch)
-            changed = self.engine.codes_changed  # NaN: the first weights, or no FP8 linears
-            self.codes_changed = None if math.isnan(changed) else changed
+            self._arrive_anew(watch)
+
+    def advance(self, watch: Stopwatch) -> None:
+        """Have what the next step is sampled with arrive now, before this step's weights set out. Needs staleness."""
+        if len(self.in_flight) > self.staleness:
+            del self.in_flight[0]
+            self._arrive_anew(watch)
 
     def switch(self, engine: Engine, recipe: Recipe, scales: KVScales | None) -> None:
         """The same weights go to another engine, with these scales."""
@@ -51,6 +55,11 @@ class Refits:
         """Another engine, which has no weights yet."""
         self.engine.close()
         self.engine, self.recipe = engine, recipe
+
+    def _arrive_anew(self, watch: Stopwatch) -> None:
+        self._arrive(watch)
+        changed = self.engine.codes_changed  # NaN: the first weights, or no FP8 linears
+        self.codes_changed = None if math.isnan(changed) else changed
 
     def _arrive(self, watch: Stopwatch) -> None:
         sent = self.in_flight[0]

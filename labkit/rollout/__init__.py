@@ -1,8 +1,19 @@
 """Engines: what generates rollouts, in the precision the Recipe asks for."""
 
 from labkit.rollout.build import build_engine
-from labkit.rollout.engine import Engine, EngineState, Request
+from labkit.rollout.engine import Engine, EngineState, Overlapping, Pending, Request
 from labkit.rollout.local import LocalEngine
 from labkit.rollout.refit import Delivery, RefitError, verify
 
-__all__ = ["Delivery", "Engine", "EngineState", "LocalEngine", "RefitError", "Request", "build_engine", "verify"]
+__all__ = [
+    "Delivery",
+    "Engine",
+    "EngineState",
+    "LocalEngine",
+    "Overlapping",
+    "Pending",
+    "RefitError",
+    "Request",
+    "build_engine",
+    "verify",
+]

@@ -7,7 +7,7 @@ really holds can be read back, because a refit that silently drops a scale is th
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -68,3 +68,21 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Give back what it holds; it is not used afterwards."""
+
+
+class Pending(Protocol):
+    """A generation that was begun."""
+
+    def result(self) -> tuple[Rollouts, float]:
+        """Wait for it: the rollouts, the seconds they took; the generator is then where `generate` leaves it."""
+
+    def drop(self) -> None:
+        """End it, nobody wants its rollouts."""
+
+
+@runtime_checkable
+class Overlapping(Protocol):
+    """An engine that can sample while its caller does something else."""
+
+    def begin(self, prompts: Sequence[Sequence[int]], request: Request, generator: torch.Generator) -> Pending:
+        """`generate`, begun: returns at once. Nothing else is asked of the engine before result() or drop()."""

@@ -46,6 +46,9 @@ _POLICY = {
     "grad_norm": Metric("mean gradient norm of the updates made, before clipping", "1", "neither", "verl"),
     "staleness": Metric("train steps by which the engine's weights are behind", "steps", "zero", "AReaL"),
     "codes_changed": Metric("FP8 weight codes that the last refit changed", "share", "neither", "QuRL"),
+    "generation_hidden": Metric(
+        "share of the batch's sampling time behind the training of the step before", "share", "higher", "labkit"
+    ),
     "kv_saturation_k": Metric("cached keys clipped by their scale", "share", "zero", "labkit", (0.0, 1e-3)),
     "kv_saturation_v": Metric("cached values clipped by their scale", "share", "zero", "labkit", (0.0, 1e-3)),
 }

@@ -171,8 +171,8 @@ class Results:
         """How many seeds would be needed to find the plan's effect in the accuracy at the end."""
         found = self.against(arm, "heldout_end")
         effect = short(self.plan.effect, 3).rstrip("0")
-        if found.n < 2:
-            return f"seeds needed for {effect}: unknown until two are done"
+        if found.n < 3:  # of two differences the spread is hardly known
+            return f"seeds needed for {effect}: unknown until three are done"
         if found.difference.std == 0:
             return f"seeds needed for {effect}: unknown, the differences don't vary"
         count = found.needed(self.plan.effect)

@@ -79,10 +79,10 @@ class Paired:
     def needed(self, effect: float) -> int | None:
         """Seeds that would find a difference of `effect` with power 0.8, if the spread is what it is here.
 
-        None: more than a thousand, or unknown.
+        None: more than a thousand, or unknown: of two differences the spread is hardly known.
         """
         std = self.difference.std
-        if not std > 0:  # NaN as well
+        if self.n < 3 or not std > 0:  # NaN as well
             return None
         return student.pairs_needed(effect / std)
 

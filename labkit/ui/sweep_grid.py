@@ -26,7 +26,7 @@ from labkit.ui.tabs.page import esc, note, number, page, table
 from labkit.ui.watched import View, Watched
 
 _TICK = 1.0  # seconds between two looks
-_MARKS: dict[Standing, str] = {"missing": "·", "running": "▶", "unfinished": "⏸", "done": "✓", "failed": "✗"}
+_MARKS: dict[Standing, str] = {"missing": "○", "running": "▶", "unfinished": "‖", "done": "✓", "failed": "✗"}
 _WIDTH, _HEIGHT = 72, 20  # pixels of a sparkline
 
 _current: "SweepGrid | None" = None
@@ -114,7 +114,8 @@ class SweepGrid:
         ends: dict[str, list[float]] = {}
         for cell in self.sweep.cells:
             view, standing = views[cell.id], self._standings[cell.id]
-            arms.setdefault(cell.arm, []).append(_cell(view, standing, cell.experiment.steps, len(arms) - 1))
+            shown = arms.setdefault(cell.arm, [])
+            shown.append(_cell(view, standing, cell.experiment.steps, list(arms).index(cell.arm)))
             if view and standing == "done":
                 ends.setdefault(cell.arm, []).append(_last(view.records))
         rows = []
@@ -133,7 +134,7 @@ def _cell(view: View | None, standing: Standing, steps: int, arm: int) -> str:
         return mark
     value = number(_last(view.records), ".3f")
     if standing == "failed":
-        return f"{mark} <span class='lk-soft'>{esc(view.status.reason)[:60]}</span>"
+        return f"{mark} <span class='lk-soft'>{esc(view.status.reason[:60])}</span>"
     where = "" if standing == "done" else f"<br><span class='lk-soft'>step {view.step} of {steps}</span>"
     alarms = f" <span title='alarms'>⚠{len(view.alarms)}</span>" if view.alarms else ""
     return f"{mark} {value}{alarms}<br>{_sparkline(view.records, steps, arm)}{where}"

@@ -38,7 +38,7 @@ def test_what_is_missing_or_diverged_is_said_and_does_not_count(filled: Callable
     assert "which shows nothing" in results.verdict("fp8", "heldout_end")
     assert results.verdict("fp8", "tmpe_excess") == "higher than bf16 by ×10 [×10, ×10], n = 2"
     assert results.reading()[-1] == "not there yet: fp8, seed 2: missing"
-    assert "unknown until two are done" in results.needed("fp8")
+    assert "unknown until three are done" in results.needed("fp8")
 
 
 def test_an_arm_of_which_nothing_is_done_has_a_dash(filled: Callable[..., Sweep]) -> None:
