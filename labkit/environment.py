@@ -9,8 +9,11 @@
 `import labkit` sees to both, unless torch was there first. What the user has set wins.
 """
 
+import contextlib
+import ctypes
 import os
 import sys
+from typing import Any
 
 SLEEPING_THREADS = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}
 BATCH_INVARIANT_KERNELS = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
@@ -33,3 +36,11 @@ def for_worker(same_kernels: bool, threads: int | None) -> dict[str, str]:
     kernels = BATCH_INVARIANT_KERNELS if same_kernels else FASTEST_KERNELS
     environment = {**SLEEPING_THREADS, **kernels, "PYTHONUNBUFFERED": "1", **by_user}
     return environment if threads is None else {**environment, "OMP_NUM_THREADS": str(threads)}
+
+
+def keep_heap() -> None:
+    """Have glibc keep freed blocks: giving each large one back costs page faults at every step."""
+    with contextlib.suppress(OSError, AttributeError):
+        libc: Any = ctypes.CDLL(None)
+        libc.mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
+        libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD

@@ -21,7 +21,7 @@ ALLOWED = {
     "rl": {"config", "fp8", "models", "tasks", "rollout", "training", "runs.record", "runs.metrics"},
     "analysis": {"config", "fp8", "models", "tasks", "rollout", "training", "rl", "runs"},
     "runs": {"config", "tasks", "environment", "hardware"},
-    "runs.worker": {"config", "rl"},
+    "runs.worker": {"config", "environment", "rl", "rollout", "cluster"},
     "runs.checkpoint": {"config"},
     "sweeps": {"config", "runs", "hardware"},
     "ui": {"config", "runs", "hardware", "sweeps"},

@@ -18,6 +18,7 @@ from labkit.config import Experiment, Sampling, preset
 from labkit.fp8 import KVScales, scaled_mm
 from labkit.fp8.scaled_mm import Machine
 from labkit.models.rollouts import Rollouts
+from labkit.rl.loop import Loop
 from labkit.rollout import Delivery, LocalEngine, Request, verify
 from labkit.training import LocalTrainer
 
@@ -164,6 +165,17 @@ def test_a_trainer_elsewhere_learns_the_same(name: str, packing: bool, elsewhere
     again = LocalTrainer(models.load("tiny"), experiment.override({"device": "cuda"}))
     again.load_state_dict(state)
     assert torch.equal(again.logprobs(rollouts, ROWS)[0], found[-1])
+
+
+def test_a_whole_run_elsewhere_has_the_same_records(elsewhere: None) -> None:
+    small = {"steps": 2, "grpo.prompts_per_step": 4, "grpo.group_size": 2, "grpo.micro_batch": 4}
+    experiment = preset("fp8-e2e-kv").override({**small, "eval_every": 2, "eval_prompts": 8})
+    here, there = (
+        list(Loop(experiment.override({"device": device})).steps()) for device in ("cpu", "cuda")
+    )  # fmt: skip
+    assert [record.metrics for record in there] == [record.metrics for record in here]
+    assert [record.kv_scales for record in there] == [record.kv_scales for record in here]
+    assert there[-1].active["rollout.kv_cache"]["state"] == "fp8"
 
 
 def test_kernels_are_used_where_the_device_has_them(elsewhere: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,13 +24,23 @@ def run(
     assignments: Annotated[
         list[str] | None, typer.Argument(help="settings to change", metavar="[KEY=VALUE]...")
     ] = None,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="carry it out on this Ray cluster, in one actor unless cluster.placement says separate",
+        ),
+    ] = None,
     detach: Detach = False,
 ) -> None:
     """Run a preset or a YAML file: `labkit run fp8-e2e steps=20 seed=1`. Ctrl-C stops it, a second one kills it."""
     from labkit.runs.process import Run
 
-    started = Run.start(experiment_from(experiment, assignments or []))
-    follow(started, detach)
+    chosen = experiment_from(experiment, assignments or [])
+    if ray_address:
+        placement = "separate" if chosen.cluster.placement == "separate" else "colocated"
+        chosen = chosen.override({"cluster.address": ray_address, "cluster.placement": placement})
+    follow(Run.start(chosen), detach)
 
 
 @app.command()

@@ -2,7 +2,8 @@
 
 The reward of the rollouts says how well the *sampler* does. A broken FP8 sampler can be fitted by the policy until
 its rewards look healthy while the policy behind it falls, so accuracy is measured without any quantisation, on
-problems that are never trained on, with the same random numbers every time.
+problems that are never trained on, with the same random numbers every time. It is sampled on the device that the
+weights are on.
 
 `Experiment.eval_engine` measures beside it what the run's own engine makes of the same weights and problems: what would
 be deployed. The difference of the two is the price of its quantisation. It takes a second engine, so that what the
@@ -37,7 +38,8 @@ class HeldOut:
         num_prompts: int,
         on_microstep: "Callable[[], None]",
     ) -> None:
-        self.engine = LocalEngine(policy.config, Recipe(), policy.tokenizer.pad_id, on_microstep)
+        self.policy, self.on_microstep = policy, on_microstep
+        self.engine: LocalEngine | None = None
         self.prompter, self.request = prompter, request
         self.problems = prompter.task.heldout(num_prompts)
         self.prompts = [prompter.encode(problem) for problem in self.problems]
@@ -49,6 +51,10 @@ class HeldOut:
         return [f"held-out accuracy rests on {found} problems, not {self.wanted}"] if found < self.wanted else []
 
     def accuracy(self, weights: Mapping[str, Tensor], version: int) -> float:
+        device = next(iter(weights.values())).device.type
+        if self.engine is None or self.engine.device.type != device:
+            pad_id = self.policy.tokenizer.pad_id
+            self.engine = LocalEngine(self.policy.config, Recipe(), pad_id, self.on_microstep, device=device)
         return self.through(self.engine, weights, None, version)
 
     def through(self, engine: Engine, weights: Mapping[str, Tensor], scales: KVScales | None, version: int) -> float:

@@ -12,9 +12,9 @@ import os
 from pathlib import Path
 
 
-def take(directory: Path) -> int:
+def take(directory: Path, name: str = "lock") -> int:
     """The open lock file, to be closed by `os.close`; BlockingIOError while a worker holds the lock."""
-    path = directory / "lock"
+    path = directory / name
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

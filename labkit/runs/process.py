@@ -232,7 +232,7 @@ class Run:
         if pid is None and self.alive:
             raise RunError(f"{self.id} is only just starting: kill it again in a moment")
         if pid is not None and _is_worker(pid):
-            os.killpg(pid, signal.SIGKILL)  # the worker leads its own session and so its process group
+            _end_session(pid)
         if worker:
             worker.wait()
         self.directory.write_state(RunState("failed", "killed", pid))
@@ -361,3 +361,13 @@ def _is_worker(pid: int) -> bool:
         return b"labkit.runs.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()  # empty for a zombie
     except OSError:
         return not Path("/proc/self").exists()  # no /proc on this system: the process exists, that must do
+
+
+def _end_session(worker: int) -> None:
+    """End the worker, which leads a session of its own, and all that it started: Ray's actors left its group."""
+    os.killpg(worker, signal.SIGKILL)
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError):  # it ended meanwhile
+            session = stat.read_text().rpartition(")")[2].split()[3]
+            if int(session) == worker:
+                os.kill(int(stat.parent.name), signal.SIGKILL)

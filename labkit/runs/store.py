@@ -8,6 +8,7 @@
                 commands.jsonl     what clients asked for: pause, resume, stop
                 heartbeat          touched by the worker every second
                 lock               held by the worker for as long as it lives (lock.py)
+                trainer.lock       the same for the trainer of a run over Ray (labkit.cluster)
                 worker.log         the worker's stdout and stderr
                 checkpoints/step-00010/
                 origin/                where a fork comes from (fork.py)

@@ -1,5 +1,8 @@
 """The worker process (`python -m labkit.runs.worker DIRECTORY`): carries an Experiment out in its directory.
 
+With a cluster placement other than "process" it hands the work to a Ray actor (`labkit.cluster`), which is a Worker
+too, and keeps the directory's lock, its heartbeat and the last word in state.json.
+
 It takes its commands from commands.jsonl between micro-steps (one `stat`, so polling costs nothing) and
 every 50 ms while paused, and answers in events.jsonl. SIGTERM (what a cluster sends before it takes a
 node back) is a stop.
@@ -14,82 +17,29 @@ has one worker at a time (lock.py); another one ends before it touches anything.
 """
 
 import contextlib
-import ctypes
 import os
 import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from labkit import environment
 from labkit.config import Experiment, Recipe
 from labkit.runs import lock
+from labkit.runs.commands import Commands, StateOf, StopRequested
 from labkit.runs.fork import origin
 from labkit.runs.state import RunState, StateName
-from labkit.runs.store import RunDirectory
+from labkit.runs.store import RunDirectory, Switch
 
 if TYPE_CHECKING:
-    from labkit.rl.loop import Loop
+    from labkit.rl.loop import EngineBuilder, Loop
 
-_PAUSE_POLL = 0.05
+Outcome = tuple[StateName, str]
 _HEARTBEAT = 1.0
-
-
-class StopRequested(Exception):
-    """Raised between micro-steps when the run was asked to stop: the unfinished step counts for nothing."""
-
-
-class Commands:
-    """What clients ask of this worker; `poll` is the hook that the loop calls between micro-steps."""
-
-    def __init__(self, directory: RunDirectory) -> None:
-        self._directory = directory
-        self._offset = 0
-        self._paused = False
-        self.terminated = False
-        self.at_boundary: list[dict[str, Any]] = []  # what can only be done between two steps
-        self.stopping = False
-        self.may_stop: Callable[[], bool] = lambda: True
-
-    def poll(self) -> None:
-        """Act on new commands: returns at once or after a pause, or raises StopRequested."""
-        self._take()
-        while self._paused and not self.stopping:
-            time.sleep(_PAUSE_POLL)
-            self._take()
-        if self.stopping and self.may_stop():
-            raise StopRequested
-
-    def _take(self) -> None:
-        if self.terminated:
-            self._stop("SIGTERM")
-        commands, self._offset = self._directory.commands(self._offset)
-        for entry in commands:
-            command = str(entry.get("command"))
-            if command in ("switch", "checkpoint") and not self.stopping:
-                self.at_boundary.append(entry)
-            elif command == "stop":
-                self._stop("stop")
-            elif command == "pause" and not self._paused and not self.stopping:
-                self._pause(True, "paused")
-            elif command == "resume" and self._paused and not self.stopping:
-                self._pause(False, "running")
-            else:
-                self._directory.append_event("ignored", command=command)
-
-    def _pause(self, paused: bool, state: StateName) -> None:
-        self._paused = paused
-        self._directory.write_state(RunState(state, pid=os.getpid()))
-        self._directory.append_event(state, command="pause" if paused else "resume")
-
-    def _stop(self, command: str) -> None:
-        if not self.stopping:
-            self.stopping = True
-            self._directory.write_state(RunState("stopping", pid=os.getpid()))
-            self._directory.append_event("stopping", command=command)
 
 
 class Boundary:
@@ -109,37 +59,65 @@ class Boundary:
 
 
 class Worker:
-    """One life of a run: from the start or the last checkpoint to its end or the next stop."""
+    """One life of a run: from the start or the last checkpoint to its end or the next stop.
 
-    def __init__(self, directory: RunDirectory) -> None:
+    `state` makes the states that it writes: by default in the name of this process.
+    `build_engine` is the Loop's; by default the engine works in this process.
+    `recovering`: the worker before this one was lost. Switches that it made since the checkpoint are made again.
+    """
+
+    def __init__(
+        self,
+        directory: RunDirectory,
+        state: StateOf | None = None,
+        build_engine: "EngineBuilder | None" = None,
+        recovering: bool = False,
+    ) -> None:
         self.directory = directory
-        self.commands = Commands(directory)
+        self.state = state or partial(RunState, pid=os.getpid())
+        self.commands = Commands(directory, self.state)
+        self._build_engine, self._recovering = build_engine, recovering
+        self._to_repeat: list[Switch] = []
         self._boundary: Boundary | None = None
         self._saved = -1  # the last step of which there is a checkpoint
 
-    def carry_out(self) -> None:
-        """Run to the end or to a stop; every outcome is left in state.json."""
+    def carry_out(self) -> StateName:
+        """Run to the end or to a stop, here or over Ray; every outcome is left in state.json."""
         self._state("starting")
         try:
-            self._experiment = self.directory.experiment
-            outcome: StateName = "done"
-            try:
-                self._run(self._experiment)
-            except StopRequested:
-                outcome = "stopped"
-            self._checkpoint()
-            self._end(outcome)
+            experiment = self.directory.experiment
+            if experiment.cluster.placement == "process":
+                outcome, why = self.train(experiment)
+            else:
+                from labkit.cluster.supervisor import supervise
+
+                outcome, why = supervise(
+                    self.directory, experiment, self.state("starting"), lambda: self.commands.terminated
+                )
         except Exception as error:
-            with contextlib.suppress(OSError):  # the disk that the log is on may be full
-                traceback.print_exc()
-            self._end("failed", reason(error))
-            raise SystemExit(1) from None
+            outcome, why = failed(error)
+        self._state(outcome, why)
+        with contextlib.suppress(OSError):  # on a full disk the state is what must get through
+            self.directory.append_event(outcome, **({"reason": why} if why else {}))
+        return outcome
+
+    def train(self, experiment: Experiment) -> "Outcome":
+        """Run to the end or to a stop in this process; whatever else ends it is raised."""
+        self._experiment = experiment
+        outcome: StateName = "done"
+        try:
+            self._run(experiment)
+        except StopRequested:
+            outcome = "stopped"
+        self._checkpoint()
+        return outcome, ""
 
     def _run(self, experiment: Experiment) -> None:
         from labkit.rl.loop import Loop
+        from labkit.rollout import build_engine
 
         every = experiment.checkpoint_every or experiment.steps
-        loop = Loop(experiment, on_microstep=self.commands.poll)
+        loop = Loop(experiment, self.commands.poll, self._build_engine or build_engine)
         self._resume(loop)
         self.commands.poll()  # what was asked while the loop was made
         self._state("running")
@@ -152,12 +130,17 @@ class Worker:
 
     def _between_steps(self, loop: "Loop", step: int) -> None:
         self.commands.poll()
+        self._repeat_switches(loop, step)
         asked, self.commands.at_boundary = self.commands.at_boundary, []
         for entry in asked:
             if entry["command"] == "checkpoint":
                 self._checkpoint()
             else:
                 self._switch(loop, step, entry.get("recipe"))
+
+    def _repeat_switches(self, loop: "Loop", step: int) -> None:
+        while self._to_repeat and self._to_repeat[0].step == step + 1:
+            self._switched(loop, step, loop.switch(self._to_repeat.pop(0).recipe))
 
     def _switch(self, loop: "Loop", step: int, recipe: Any) -> None:
         """Accepted or refused, never forgotten: the answer is an event."""
@@ -195,12 +178,15 @@ class Worker:
             step, loop_state = checkpoint.load(parent.checkpoint, parent.experiment)
             loop.load_state_dict(loop_state)
         self.directory.cut_records(step)
+        if self._recovering:
+            self._to_repeat = [made for made in self.directory.switches() if made.version > loop.recipe_version]
         self.directory.cut_switches(loop.recipe_version)
         if parent:
             self.directory.append_event("forked", parent=parent.run, step=step)
             self._switched(loop, step, loop.switch(self._experiment.recipe))
         else:
             self.directory.append_event("resumed" if latest else "started", step=step + 1)
+        self._repeat_switches(loop, step)
         self._pass(Boundary(loop, step))
 
     def _pass(self, boundary: Boundary) -> None:
@@ -216,17 +202,19 @@ class Worker:
             self.directory.append_event("checkpoint", path=path.name)
 
     def _state(self, name: StateName, why: str = "") -> None:
-        self.directory.write_state(RunState(name, why, pid=os.getpid()))
-
-    def _end(self, name: StateName, why: str = "") -> None:
-        self._state(name, why)
-        with contextlib.suppress(OSError):  # on a full disk the state is what must get through
-            self.directory.append_event(name, **({"reason": why} if why else {}))
+        self.directory.write_state(self.state(name, why))
 
 
 def _plain(value: Any) -> Any:
     """A setting as JSON has it; filters in their short form."""
     return [each.short_str() for each in value] if isinstance(value, tuple) else value
+
+
+def failed(error: Exception) -> "Outcome":
+    """To be called where the error is handled: its traceback goes to the log."""
+    with contextlib.suppress(OSError):  # the disk that the log is on may be full
+        traceback.print_exc()
+    return "failed", reason(error)
 
 
 def reason(error: Exception) -> str:
@@ -237,14 +225,6 @@ def reason(error: Exception) -> str:
     if isinstance(error, ValueError) and text:
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def keep_heap() -> None:
-    """Have glibc keep freed blocks: giving each large one back costs page faults at every step."""
-    with contextlib.suppress(OSError, AttributeError):
-        libc: Any = ctypes.CDLL(None)
-        libc.mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
-        libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
 
 
 def _beat(directory: RunDirectory) -> None:
@@ -265,8 +245,9 @@ def main(path: str, locked: bool = False) -> None:
     worker = Worker(directory)
     signal.signal(signal.SIGTERM, lambda *_: setattr(worker.commands, "terminated", True))
     threading.Thread(target=_beat, args=(directory,), daemon=True).start()
-    keep_heap()
-    worker.carry_out()
+    environment.keep_heap()
+    if worker.carry_out() == "failed":
+        sys.exit(1)
 
 
 if __name__ == "__main__":
