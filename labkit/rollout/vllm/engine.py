@@ -128,14 +128,15 @@ class VLLMEngine:
         check_complete(self.placeholders, self.recipe, self.config.num_layers, weights, kv_scales)
         if bad := [name for name, tensor in weights.items() if not tensor.isfinite().all()]:
             raise RuntimeError(f"{bad[0]} holds NaN or infinity: has the training diverged? Lower grpo.lr")
-        held = {} if self.weight_version < 0 else self._fp8_operands()
+        loaded = self.weight_version >= 0
+        held = {name: tensor.clone() for name, tensor in self.serving.fp8_operands()} if loaded else {}
         self.weight_version = -1
         self.device = next(iter(weights.values())).device
         self.serving.reload(self._sent(weights))
         if kv_scales is not None:
             self.serving.write_scales(kv_scales)
         self.scale_version = None if kv_scales is None else kv_scales.version
-        self.codes_changed = share_changed(held, self._fp8_operands()) if held else math.nan
+        self.codes_changed = share_changed(held, dict(self.serving.fp8_operands())) if held else math.nan
         self.weight_version = version
 
     def _sent(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -145,9 +146,6 @@ class VLLMEngine:
         from labkit.rollout.vllm.weights import as_checkpoint
 
         return as_checkpoint(weights, self.fp8_names, self.precision, self.plan.linears.scale_name)
-
-    def _fp8_operands(self) -> dict[str, Tensor]:
-        return {name: tensor.clone() for name, tensor in self.read_back() if name in self.fp8_names}
 
     def keep_scales(self, measured: KVScales) -> None:
         """vLLM measures no scales, so there are none to keep."""

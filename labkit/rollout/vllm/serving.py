@@ -74,6 +74,9 @@ class Serving:
     def read_back(self, vocab_size: int) -> Iterator[tuple[str, Tensor]]:
         return transfer.read_back(self.model, vocab_size)
 
+    def fp8_operands(self) -> Iterator[tuple[str, Tensor]]:
+        return transfer.fp8_operands(self.model)
+
     def write_scales(self, scales: KVScales) -> None:
         transfer.write_scales(self.model, scales)
 

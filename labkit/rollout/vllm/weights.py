@@ -1,6 +1,6 @@
 """Weights and scales into vLLM's model and out of it again.
 
-Into it, `repack` and `as_checkpoint` around vLLM's own reload:
+Into it, `as_checkpoint` before and `repack` after vLLM's own reload:
 
     the whole set at once       vLLM fuses q, k, v and gate, up; a fused layer of which only a part comes keeps random
                                 memory in the rest, without an error. The engine checks the set first
@@ -63,6 +63,14 @@ def read_back(model: Any, vocab_size: int) -> Iterator[tuple[str, Tensor]]:
         else:
             for name, tensor in module.named_parameters(recurse=False):
                 yield f"{path}.{name}", tensor.data
+
+
+def fp8_operands(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """Of `read_back` the FP8 weights, without the cost of the rest."""
+    for path, module in model.named_modules():
+        if isinstance(module, LinearBase) and is_fp8(module):
+            found = _linear(path, module, model.packed_modules_mapping)
+            yield from ((name, tensor) for name, tensor in found if name.endswith("weight"))
 
 
 def _linear(path: str, layer: Any, packed: Mapping[str, list[str]]) -> Iterator[tuple[str, Tensor]]:
