@@ -33,7 +33,6 @@ from labkit.config import ConfigError, Experiment, Recipe
 from labkit.config.experts import check_dense
 from labkit.config.words import said_changes
 from labkit.fp8 import KVScales
-from labkit.models import Policy
 from labkit.models.rollouts import Rollouts
 from labkit.rl import routing
 from labkit.rl.advantages import group_advantages
@@ -49,12 +48,10 @@ from labkit.rl.objectives import Clip, calibrated
 from labkit.rl.ratio import log_ratio
 from labkit.rl.recalibration import initial_scales, next_scales
 from labkit.rl.refits import NOTHING_IN_FLIGHT, Refits, scales_from_dict, scales_to_dict
-from labkit.rollout import Delivery, Engine, LocalEngine, Overlapping, Request, build_engine
+from labkit.rollout import Delivery, Engine, EngineBuilder, LocalEngine, Overlapping, Request, build_engine
 from labkit.rollout.local import left_pad
 from labkit.runs.record import StepRecord
 from labkit.training import Update, build_trainer
-
-EngineBuilder = Callable[[Policy, Experiment, Callable[[], None]], Engine]
 
 
 def _nothing() -> None:

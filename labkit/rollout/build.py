@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from labkit.config import Experiment
     from labkit.models import Policy
 
+EngineBuilder = Callable[["Policy", "Experiment", Callable[[], None]], Engine]
+
 
 def build_engine(policy: "Policy", experiment: "Experiment", on_microstep: Callable[[], None]) -> Engine:
     """An engine without weights: `refit` brings them. Raises ValueError, with the way out, where it can't work."""

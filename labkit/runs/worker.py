@@ -36,7 +36,8 @@ from labkit.runs.state import RunState, StateName
 from labkit.runs.store import RunDirectory, Switch
 
 if TYPE_CHECKING:
-    from labkit.rl.loop import EngineBuilder, Loop
+    from labkit.rl.loop import Loop
+    from labkit.rollout import EngineBuilder
 
 Outcome = tuple[StateName, str]
 _HEARTBEAT = 1.0

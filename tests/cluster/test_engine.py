@@ -6,12 +6,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 from labkit import models
 from labkit.cluster.losses import Losses
+from labkit.cluster.trainer import Rollouts as Host
 from labkit.config import Experiment
 from labkit.models import Policy
 from labkit.models.rollouts import Rollouts
@@ -19,10 +21,8 @@ from labkit.rl.recalibration import initial_scales
 from labkit.rollout import Delivery, RefitError, Request, build_engine, verify
 from labkit.runs.store import RunDirectory, RunError
 
-pytest.importorskip("ray")
-
-from labkit.cluster.engine import RemoteEngine
-from labkit.cluster.trainer import Rollouts as Host
+if TYPE_CHECKING:
+    from labkit.cluster.engine import RemoteEngine
 
 PROMPTS = [[1, 5, 3], [1, 4, 4, 6, 3], [1, 7, 3]]
 
@@ -75,7 +75,9 @@ def hook() -> Hook:
 
 
 @pytest.fixture
-def remote(host: Host, policy: Policy, small: Experiment, hook: Hook, delivery: Delivery) -> RemoteEngine:
+def remote(host: Host, policy: Policy, small: Experiment, hook: Hook, delivery: Delivery) -> "RemoteEngine":
+    from labkit.cluster.engine import RemoteEngine
+
     engine = RemoteEngine(host, separate(small), hook)
     engine.refit(delivery.weights, delivery.scales, delivery.version)
     return engine
@@ -97,7 +99,7 @@ def same(rollouts: Rollouts, other: Rollouts) -> bool:
     return all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in pairs)
 
 
-def test_it_samples_scores_and_reports_as_the_engine_itself(remote: RemoteEngine, local, small: Experiment) -> None:
+def test_it_samples_scores_and_reports_as_the_engine_itself(remote: "RemoteEngine", local, small: Experiment) -> None:
     here, there = torch.Generator().manual_seed(7), torch.Generator().manual_seed(7)
     for _ in range(2):
         sampled = local.generate(PROMPTS, request(small), here)
@@ -108,7 +110,7 @@ def test_it_samples_scores_and_reports_as_the_engine_itself(remote: RemoteEngine
 
 
 def test_a_refit_is_proved_by_the_bits_that_come_back(
-    remote: RemoteEngine, local, small: Experiment, delivery: Delivery
+    remote: "RemoteEngine", local, small: Experiment, delivery: Delivery
 ) -> None:
     verify(remote, small.recipe, delivery)
     changed = {name: weight + (0.01 if "q_proj" in name else 0) for name, weight in delivery.weights.items()}
@@ -121,13 +123,13 @@ def test_a_refit_is_proved_by_the_bits_that_come_back(
         verify(remote, small.recipe, delivery)
 
 
-def test_an_error_of_the_engine_is_raised_as_it_was(remote: RemoteEngine, small: Experiment) -> None:
+def test_an_error_of_the_engine_is_raised_as_it_was(remote: "RemoteEngine", small: Experiment) -> None:
     with pytest.raises(ValueError, match="positions: shorten the prompts"):
         remote.generate(PROMPTS, request(small, 100_000), torch.Generator())
 
 
 def test_what_the_caller_raises_while_it_waits_ends_the_call(
-    remote: RemoteEngine, local, small: Experiment, hook: Hook
+    remote: "RemoteEngine", local, small: Experiment, hook: Hook
 ) -> None:
     def stop() -> None:
         raise StopIt
@@ -153,7 +155,7 @@ def placed(directory: RunDirectory) -> list[int]:
 
 
 def test_a_lost_actor_is_replaced_and_nothing_else_changes(
-    remote: RemoteEngine, local, small: Experiment, hook: Hook, directory: RunDirectory, delivery: Delivery
+    remote: "RemoteEngine", local, small: Experiment, hook: Hook, directory: RunDirectory, delivery: Delivery
 ) -> None:
     changed = {name: weight * 1.5 for name, weight in delivery.weights.items()}
     for engine in (remote, local):
