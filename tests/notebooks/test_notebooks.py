@@ -7,10 +7,13 @@ import nbclient
 import nbformat
 import pytest
 
+from labkit.hardware import packages
+
 FOLDER = Path(__file__).parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 PANEL = {"00_start_here"}  # its figure is in the panel, a widget
 SLOW = {"04_importance_sampling", "05_kv_cache_and_recalibration", "06_end_to_end"}  # they wait for whole runs
+NEEDS_VLLM = {"09_real_engines"}
 SOLUTION = re.compile(r"<details><summary>Solution</summary>\s*```python\n(.*?)```", re.DOTALL)
 
 
@@ -53,6 +56,9 @@ def test_a_notebook_ends_with_an_exercise_whose_solution_is_hidden(path: Path) -
     [pytest.param(path, marks=[pytest.mark.slow] if path.stem in SLOW else [], id=path.stem) for path in NOTEBOOKS],
 )
 def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there, why = packages.vllm()
+    if path.stem in NEEDS_VLLM and not there:
+        pytest.skip(why)
     monkeypatch.setenv("LABKIT_RUNS", str(tmp_path / "runs"))
     monkeypatch.setenv("LABKIT_SMOKE", "1")
     notebook = read(path)
