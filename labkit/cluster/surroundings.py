@@ -36,8 +36,6 @@ def prepare() -> None:
 def for_actor(experiment: Experiment) -> dict[str, str]:
     """The environment variables of an actor that computes for this Experiment."""
     passed_on = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
-    if experiment.engine == "vllm":
-        passed_on.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # the actor is a process of its own already
     if experiment.device == "cpu":
         passed_on["CUDA_VISIBLE_DEVICES"] = ""  # Ray shows all GPUs to actors that reserve none
     return passed_on

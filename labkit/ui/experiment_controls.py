@@ -1,4 +1,4 @@
-"""The rest of an Experiment by its numbers: model, task, engine, trainer, seed, length, GRPO.
+"""The rest of an Experiment by its numbers: model, task, engine, trainer, device, seed, length, GRPO.
 
 These hold from the next start on; only the recipe changes in a running run. What has no field here (betas, task
 options, faults) is kept from the Experiment that was set. A model known by name brings its own steps, learning rate
@@ -56,6 +56,7 @@ class ExperimentControls:
             "task": text("task", (*TASKS, *(f"{family}:" for family in TASK_FAMILIES)), "auto", _LABEL),
             "engine": choice("engine", literals(Experiment, "engine"), "auto", _LABEL),
             "trainer": choice("trainer", literals(Experiment, "trainer"), "auto", _LABEL),
+            "device": choice("device", literals(Experiment, "device"), "auto", _LABEL),
             "trainer_attention": choice("kernels", literals(Experiment, "trainer_attention"), "auto", _LABEL),
         } | {
             key: number(

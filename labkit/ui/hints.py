@@ -37,6 +37,7 @@ HINTS = {
     "task": "Prompts with rewards that can be checked. Empty: the model's own task.",
     "engine": "What samples the rollouts. Badges say whether its FP8 is native or emulated.",
     "trainer": "What computes p and the update. Badges say whether its FP8 is native or emulated.",
+    "device": "cuda needs a GPU and a torch that knows it; preflight says what is missing here.",
     "trainer_attention": "math: the engine's own arithmetic. sdpa: another kernel, so TMPE isn't exactly 1 in BF16.",
     "seed": "Order of the data and sampling. Held-out differences below 0.08 mean little with one seed.",
     "steps": "Length of the run. Press Stop at any time: what was computed stays.",

@@ -3,8 +3,8 @@
 import sys
 from pathlib import Path
 
-import huggingface_hub
 import pytest
+from huggingface_hub import constants
 from local_hub import cache_layout
 
 from labkit.config.locations import TINY_FOLDER
@@ -101,8 +101,8 @@ def test_a_half_installed_panel_is_a_problem_and_none_is_a_note(monkeypatch: pyt
 
 @pytest.fixture
 def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HOME", str(tmp_path))
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HOME", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.delenv("HF_DATASETS_CACHE", raising=False)
     monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "labkit"))
     return tmp_path

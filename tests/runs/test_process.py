@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import huggingface_hub
 import pytest
+from huggingface_hub import constants
 from local_hub import cache_layout
 
 from labkit.config import Experiment
@@ -199,7 +199,7 @@ def test_a_run_keeps_absolute_paths(
 def test_a_model_of_the_hub_keeps_its_name(
     small: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launches_nothing: None
 ) -> None:
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     cache_layout(TINY_FOLDER, "Owner/tiny", tmp_path / "hub")
     given = small.override({"model": "Owner/tiny", "task": "arithmetic"})
     assert Run.start(given, tmp_path / "runs").experiment.model == "Owner/tiny"

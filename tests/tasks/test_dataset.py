@@ -235,11 +235,11 @@ def test_a_byte_order_mark_is_no_mistake(tmp_path):
 
 def test_a_hub_name_without_a_network_fails_soon(monkeypatch):
     import datasets
-    import huggingface_hub
+    from huggingface_hub import constants
 
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     start = time.monotonic()
     with pytest.raises(TaskError, match=r"(?s)nobody/nothing: .*can't be reached; .*labkit fetch"):
         load_task("dataset:nobody/nothing")

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
 import ipywidgets as widgets
 import pytest
+from huggingface_hub import constants
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from local_hub import cache_layout
@@ -355,7 +355,7 @@ def test_a_model_by_path_waits_for_its_task() -> None:
 
 
 def test_a_model_of_the_hub_is_typed_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     controls = ExperimentControls(preset("bf16"))
     control(controls, "model").value = "Qwen/Qwen3-0.6B"
     assert controls.problem.startswith("model: there is no folder Qwen/Qwen3-0.6B, and the Hugging Face cache")
