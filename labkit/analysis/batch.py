@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 SCHEMA = 1
 _KIND = "labkit-batch"
 _ROLLOUT_TENSORS = ("tokens_BT", "starts_B", "lengths_B", "logprobs_BR", "finished_B")
-_ROUTES = ("routes_BTLK", "replay_BTLK")  # of a mixture of experts
+_ROUTES = "routes_BTLK"  # of a mixture of experts; what is replayed of them follows from the recipe
 _ROLLOUT_NUMBERS = ("prompt_width", "weight_version", "scale_version")
 
 
@@ -79,7 +79,7 @@ class Batch:
         return carrying, [rows for mini_batch in mini_batches for rows in mini_batch.idle]
 
     def save(self, path: str | PathLike[str]) -> None:
-        rollouts = {name: getattr(self.rollouts, name) for name in (*_ROLLOUT_TENSORS, *_ROUTES)}
+        rollouts = {name: getattr(self.rollouts, name) for name in (*_ROLLOUT_TENSORS, _ROUTES)}
         tensors = {f"rollouts.{name}": tensor for name, tensor in rollouts.items() if tensor is not None}
         tensors |= {"rewards_B": self.rewards_B, "advantages_B": self.advantages_B, "p_BR": self.p_BR}
         tensors |= {f"weights.{name}": tensor for name, tensor in self.weights.items()}
@@ -114,7 +114,7 @@ class Batch:
             raise ValueError(f"{path} cannot be read as a batch ({error}): give a file that Batch.save wrote") from None
         numbers: dict[str, Any] = json.loads(metadata["numbers"])
         rollouts = {name: tensors[f"rollouts.{name}"] for name in _ROLLOUT_TENSORS}
-        rollouts |= {name: tensors[key] for name in _ROUTES if (key := f"rollouts.{name}") in tensors}
+        rollouts[_ROUTES] = tensors.get(f"rollouts.{_ROUTES}")
         return cls(
             experiment=Experiment.from_yaml(metadata["experiment"]),
             version=numbers["version"],
@@ -187,7 +187,7 @@ def _next_batch(loop: Loop) -> Batch:
         weights=weights,
         sampled_with=None if same else engine_weights,
         scales=loop.engine.state().kv_scales,
-        rollouts=sampled.rollouts,
+        rollouts=dataclasses.replace(sampled.rollouts, replay_BTLK=None),
         rewards_B=sampled.scored.rewards_B,
         advantages_B=sampled.advantages_B,
         p_BR=sampled.p_BR,

@@ -8,6 +8,8 @@ import torch
 
 from labkit import models
 from labkit.config import Experiment, Sampling
+from labkit.models.warmstart import initial_weights
+from labkit.rl.routing import router_metrics
 from labkit.rollout import LocalEngine, Request
 from labkit.training import LocalTrainer
 
@@ -236,11 +238,22 @@ def test_the_trainer_takes_the_experts_it_is_given_and_tells_what_it_would_have_
     assert torch.equal(trainer.routes()[:, :, 0], own[:, :, 0]), "the first router sees what it saw before"
 
 
-def test_the_auxiliary_loss_moves_the_routers_even_without_any_other_gradient() -> None:
-    trainer, rollouts = of_experts(BF16, **{"grpo.aux_loss_coef": 1.0, "grpo.warmup_steps": 0})
+def test_the_auxiliary_loss_alone_evens_out_the_loads_of_fresh_routers() -> None:
+    shipped = models.load("tiny-moe")
+    fresh = replace(shipped, weights=initial_weights(shipped.config, 0))
+    exp = Experiment(model="tiny-moe", steps=8, grpo={"aux_loss_coef": 1.0, "warmup_steps": 0, "lr": 1e-3})
+    trainer, (_, rollouts) = LocalTrainer(fresh, exp), of_experts(BF16)
+    batches = micro_batches(rollouts)
     before = {name: w.clone() for name, w in trainer.weights().items()}
-    update = trainer.update(rollouts, micro_batches(rollouts), lambda rows, c: 0.0 * c.sum())
-    assert update.grad_norm > 0
+
+    def busiest() -> float:
+        trainer.logprobs(rollouts, batches)
+        return router_metrics(rollouts, trainer.routes(), shipped.config.moe)["expert_load_max"]
+
+    start = busiest()
+    for _ in range(5):
+        assert trainer.update(rollouts, batches, lambda rows, c: 0.0 * c.sum()).grad_norm > 0
+    assert busiest() < start - 0.04
     moved = {name for name, w in trainer.weights().items() if not torch.equal(w, before[name])}
     assert {f"model.layers.{layer}.mlp.gate.weight" for layer in (1, 2, 3)} <= moved
     assert not any("layers.3.mlp.experts" in name for name in moved), "behind the last router there is nothing to move"

@@ -238,10 +238,12 @@ def test_exact_agreement_is_said_in_words(views: list[View]) -> None:
 
 
 @pytest.fixture(scope="module")
-def routed() -> View:
+def routed(tmp_path_factory: pytest.TempPathFactory) -> View:
     """FP8 rollouts of a mixture of experts whose first layer is dense."""
-    experiment = preset("fp8-rollout", "tiny-moe").override(SMALL)
-    return View("moe", "moe", experiment, list(Loop(experiment).steps()), *theme.style(0), Path())
+    directory = RunDirectory.create(preset("fp8-rollout", "tiny-moe").override(SMALL), tmp_path_factory.mktemp("moe"))
+    for record in Loop(directory.experiment).steps():
+        directory.append_record(record)
+    return View("moe", "moe", directory.experiment, directory.records(), *theme.style(0), directory.path)
 
 
 def test_flips_by_layer_stand_under_the_mismatch_of_a_run_that_has_experts(routed: View, views: list[View]) -> None:

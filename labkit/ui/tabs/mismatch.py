@@ -45,7 +45,7 @@ class Mismatch:
         found = [answer for step in steps for answer in answers(selected, step)]
         tokens = [token for answer in found for token in answer.tokens]
         if not tokens:
-            return page(note(f"No tokens of {esc(selected.label)} were kept yet."))
+            return page(note(f"No tokens of {esc(selected.label)} were kept yet."), routing(selected))
         known = [token for token in tokens if math.isfinite(token.delta)]
         exact = sum(token.delta == 0 for token in known)
         which = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
