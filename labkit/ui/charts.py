@@ -1,12 +1,10 @@
-"""Charts: the live curves of several runs. One FigureWidget with six panels, its controls, the latest values as text.
+"""Charts: the live curves of several runs. One FigureWidget with six panels; below it its controls and what it says.
 
 `update(views)` is called by the one painter thread. It reads the controls, computes the lines of runs that changed, and
 sends only what differs from what the page has: numpy arrays in one batch. Controls have no callbacks, so a click does
 nothing on the thread it arrives on. A later update never undoes a zoom by hand.
 """
 
-import html
-import math
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -20,23 +18,17 @@ import plotly.graph_objects as go
 
 from labkit.runs.compare import is_emulated
 from labkit.runs.metrics import METRICS
-from labkit.runs.record import StepRecord
-from labkit.ui import modelled, theme
-from labkit.ui.panels import SIX, THROUGHPUT, Floor, Panel, anchors, extra, layout
-from labkit.ui.series import Mark, marks, value_of
+from labkit.ui import modelled
+from labkit.ui.latest import below
+from labkit.ui.layout import anchors, layout
+from labkit.ui.marks import NEAR, labelled, marks_of
+from labkit.ui.panels import SIX, THROUGHPUT, Floor, Panel, extra
 from labkit.ui.traces import Curves, Key, Line, RunView, Settings, floors
 
 __all__ = ["Charts", "LiveFigure", "RunView"]
 
 _NONE = ""  # of the pickers
-_MODELLED = "tokens/s/GPU, modelled"
 _IN_SIX = {curve.metric for panel in SIX for curve in panel.curves}
-_LATEST = (  # heading, metric, format
-    *(("step", "", ""), ("held-out", "heldout_accuracy", ".3f"), ("rollout", "accuracy", ".3f")),
-    *(("tokens/s", "throughput", ",.0f"), ("TMPE − 1", "tmpe", ".2g"), ("KL", "gen_kl_error", ".2g")),
-    *(("ESS", "ess", ".4f"), ("kept", "kept_share", ".4f"), ("entropy", "entropy", ".3f")),
-    ("length", "response_length", ".1f"),
-)
 
 
 class LiveFigure(go.FigureWidget):
@@ -62,7 +54,7 @@ class LiveFigure(go.FigureWidget):
 
 
 class Charts:
-    """`widget` is what to display. `figure` is the one figure in it."""
+    """`figure` and `below` are what to display, the curves where the eye is."""
 
     def __init__(self) -> None:
         style = {"description_width": "auto"}
@@ -96,7 +88,7 @@ class Charts:
             [self.x, self.log, self.smoothing, self.seeds, self.speed, *self.more],
             layout=ipywidgets.Layout(flex_flow="row wrap", align_items="center"),
         )
-        self.widget = ipywidgets.VBox([controls, self.figure, self.latest])
+        self.below = ipywidgets.VBox([controls, self.latest])
         self._curves = Curves()
         self._shown: dict[str, bool] = {}
         self._pinned: str | None = None
@@ -123,10 +115,10 @@ class Charts:
         ends = floors(panels, lines) if settings.log else {}
         with self.figure.changing():
             with self.figure.batch_update():
-                self._set_layout(_layout(visible, panels, settings, ends), settings)
+                self._set_layout(_layout(visible, panels, settings, ends, lines), settings)
                 self._set_lines(lines, ends)
             self._add({key: line for key, line in lines.items() if key not in self._traces}, ends)
-        text = _below(visible, settings)
+        text = below(visible, settings)
         if text != self.latest.value:
             self.latest.value = text
 
@@ -137,12 +129,11 @@ class Charts:
         ends = floors(panels, lines) if settings.log else {}
         figure = go.Figure(
             data=[line.trace(_state(line, ends)[1]) for line in lines.values()],
-            layout=_layout(visible, panels, settings, ends),
+            layout=_layout(visible, panels, settings, ends, lines),
         )
         plot = figure.to_html(full_html=False, include_plotlyjs=True, config={"responsive": True, "displaylogo": False})
-        below = _below(visible, settings)
         path = Path(path)
-        path.write_text(_PAGE.format(plot=plot, below=below), encoding="utf-8")
+        path.write_text(_PAGE.format(plot=plot, below=below(visible, settings)), encoding="utf-8")
         return path
 
     def _settings(self) -> Settings:
@@ -225,85 +216,19 @@ def _choices(found: Sequence[str]) -> list[tuple[str, str]]:
     return [("none", _NONE), *((name.replace("_", " "), name) for name in names)]
 
 
-def _marks(views: Sequence[RunView], settings: Settings) -> list[tuple[RunView, Mark]]:
-    """The marks of the lines that are drawn: a fork beside its parent has only its own."""
-    shown = {view.id for view in views}
-    found = []
-    for view in views:
-        start = view.parent[1] if view.parent and view.parent[0] in shown else -1
-        own = [switch for switch in view.switches if switch.step > start]
-        found += [(view, mark) for mark in marks(view.records, own, settings.x, view.parent)]
-    return found
-
-
 def _layout(
-    views: Sequence[RunView], panels: Sequence[Panel], settings: Settings, ends: dict[int, Floor]
+    views: Sequence[RunView],
+    panels: Sequence[Panel],
+    settings: Settings,
+    ends: dict[int, Floor],
+    lines: dict[Key, Line],
 ) -> dict[str, Any]:
-    return layout(
-        panels,
-        settings.x,
-        ends,
-        [(mark, view.colour) for view, mark in _marks(views, settings)],
-        emulated=any(is_emulated(view.records[-1:]) for view in views),
-    )
+    extent = float(np.nanmax(np.concatenate([*(line.x for line in lines.values()), [0.0]])))
+    marks = [(mark, text, view.colour) for view, mark, text in labelled(marks_of(views, settings.x), extent)]
+    reach = max((mark.x + NEAR * extent for mark, _, _ in marks), default=0.0)  # the newest label has room as well
+    emulated = any(is_emulated(view.records[-1:]) for view in views)
+    return layout(panels, settings.x, ends, marks, reach if reach > extent else 0.0, emulated)
 
-
-def _below(views: Sequence[RunView], settings: Settings) -> str:
-    return _latest(views, settings) + _list_of_marks(views, settings) + _notes(views, settings)
-
-
-def _latest(views: Sequence[RunView], settings: Settings) -> str:
-    """The newest value of every curve: nothing is to be had by hovering alone."""
-    if not views:
-        return ""
-    headings = [_MODELLED if settings.device and metric == "throughput" else name for name, metric, _ in _LATEST]
-    head = "".join(f"<th scope='col'>{heading}</th>" for heading in headings)
-    rows = []
-    for view in views:
-        cells = [
-            format(modelled.now(view, settings.device).end_to_end, form)
-            if settings.device and metric == "throughput"
-            else _newest(view.records, metric, form)
-            for _, metric, form in _LATEST
-        ]
-        label = f"<th scope='row'><b style='color:{view.colour}'>▬</b> {html.escape(view.label)}</th>"
-        rows.append(f"<tr>{label}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
-    return (
-        f"<div style='overflow-x:auto'><table class='labkit-latest'><caption>latest values</caption>"
-        f"<thead><tr><th></th>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>{_STYLE}"
-    )
-
-
-def _newest(records: Sequence[StepRecord], metric: str, form: str) -> str:
-    if not metric:
-        return str(records[-1].step) if records else "–"
-    values = (value for record in reversed(records) if (value := value_of(record, metric)) is not None)
-    return format(next(values, math.nan), form).replace("nan", "–")
-
-
-def _list_of_marks(views: Sequence[RunView], settings: Settings) -> str:
-    return _lines([f"{view.label}: {mark.text}" for view, mark in _marks(views, settings)])
-
-
-def _notes(views: Sequence[RunView], settings: Settings) -> str:
-    """What the modelled device has no FP8 for."""
-    if not settings.device:
-        return ""
-    return _lines([f"{view.label}: {note}" for view in views for note in modelled.now(view, settings.device).notes])
-
-
-def _lines(texts: Sequence[str]) -> str:
-    lines = [html.escape(text) for text in texts]
-    return f"<div style='color:{theme.TEXT};line-height:1.5'>{'<br>'.join(lines)}</div>" if lines else ""
-
-
-_STYLE = f"""<style>
-.labkit-latest {{ color: {theme.TEXT}; font-size: {theme.SIZE}px; border-collapse: collapse;
-  line-height: 1.35; }}
-.labkit-latest caption {{ text-align: left; }}
-.labkit-latest th, .labkit-latest td {{ padding: 1px 9px 1px 0; text-align: right; font-weight: normal; }}
-.labkit-latest th[scope=row] {{ text-align: left; }}
-</style>"""
 
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">

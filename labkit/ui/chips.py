@@ -57,7 +57,7 @@ class Chips:
             style={"description_width": "74px"},
             options=[("no checkpoint", _LATEST)],
         )
-        self.fork = _button("Fork", "code-fork", "Go on from this checkpoint with the recipe shown on the left")
+        self.fork = _button("Fork", "code-fork", "Go on from this checkpoint with the recipe that the switches show")
         self.go_on = _button("Continue", "forward", "Continue the run that was stopped, from its last checkpoint")
         self.close = _button("Remove", "times", "Take the chosen run out of the plot; its folder stays")
         self.pinned: str | None = None

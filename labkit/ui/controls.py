@@ -93,7 +93,7 @@ class RecipeControls:
         self._showing = False
         self._observers: list[Callable[[Recipe], None]] = []
         self._recipe = recipe
-        self._fields: dict[str, Any] = {key: checkbox(label) for key, (label, _) in COMPONENTS.items()} | {
+        self._fields: dict[str, Any] = {key: checkbox(label, "auto") for key, (label, _) in COMPONENTS.items()} | {
             "keep_bf16.lm_head": checkbox("lm_head"),
             "keep_bf16.first_layers": number("first", whole=True, label_width="36px"),
             "keep_bf16.last_layers": number("last", whole=True, label_width="36px"),
@@ -110,12 +110,16 @@ class RecipeControls:
             "router.replay": choice("replay", literals(Router, "replay"), label_width=_RIGHT),
         }
         self._preset = choice("preset", list(RECIPES), "100%")
-        self._notes = {key: html_box("112px") for key in COMPONENTS}
-        self._badges = {key: html_box("82px") for key in COMPONENTS}
+        self._notes = {key: html_box("auto") for key in COMPONENTS}
+        self._badges = {key: html_box("auto") for key in COMPONENTS}
         self._headings = {key: html_box() for key in _SECTIONS}
         self._correction = CorrectionPicker(self.hint, self._change)
         self._connect()
-        self.widget = column(*self._rows(), *([] if hint else [self.hint]))
+        parts = [column(*rows, width="100%") for rows in (self._switches(), self._details())]
+        for part, name in zip(parts, ("lk-switches", "lk-details"), strict=True):
+            part.add_class(name)
+        self.widget = column(*parts, *([] if hint else [self.hint]))
+        self.widget.add_class("lk-controls")
         self._show()
 
     @property
@@ -145,15 +149,21 @@ class RecipeControls:
             self.hint.follow(key, field)
             field.observe(lambda change, key=key: self._touched(key, change["new"]), "value")
 
-    def _rows(self) -> list[widgets.Widget]:
-        field = self._fields
-        components = {key: row(field[key], self._notes[key], self._badges[key]) for key in COMPONENTS}
+    def _switches(self) -> list[widgets.Widget]:
+        lines = {key: row(self._fields[key], self._notes[key], self._badges[key]) for key in COMPONENTS}
+        for line in lines.values():
+            line.add_class("lk-switch")
         return [
             row(self._preset),
-            html_box(value=heading("Rollout in FP8")),
-            *(line for key, line in components.items() if key.startswith("rollout.")),
-            html_box(value=heading("Training in FP8")),
-            *(line for key, line in components.items() if key.startswith("train.")),
+            html_box(value=heading("Rollout", "in FP8")),
+            *(line for key, line in lines.items() if key.startswith("rollout.")),
+            html_box(value=heading("Training", "in FP8")),
+            *(line for key, line in lines.items() if key.startswith("train.")),
+        ]
+
+    def _details(self) -> list[widgets.Widget]:
+        field = self._fields
+        return [
             html_box(value=heading("Stays BF16", "layers at the ends")),
             row(field["keep_bf16.lm_head"], field["keep_bf16.first_layers"], field["keep_bf16.last_layers"]),
             self._headings["scaling"],
@@ -215,6 +225,7 @@ class RecipeControls:
                 field.disabled = key in why
             for key, (_, meaning) in COMPONENTS.items():
                 self._notes[key].value = note(why.get(key, meaning))
+                (self._notes[key].add_class if key in why else self._notes[key].remove_class)("lk-why")
             for group, (title, keys) in _SECTIONS.items():
                 inside = dict.fromkeys(why[key] for key in keys if key in why)
                 self._headings[group].value = heading(title, "; ".join(inside))

@@ -42,6 +42,7 @@ _CSS = (
 .lk-panel .widget-checkbox label { display: flex; align-items: center; height: 26px; line-height: 26px; }
 .lk-panel input[type=checkbox] { width: 16px; height: 16px; margin: 0 6px 0 2px; flex: none; }
 .lk-panel :is(select, input):focus-visible { outline: 2px solid #0072b2; outline-offset: -1px; }
+.lk-switch { display: grid; grid-template-columns: 96px 112px 82px; }
 .lk-head { display: flex; justify-content: space-between; border-bottom: 1px solid rgba(128,128,128,.35); }
 .lk-head b { color: var(--jp-ui-font-color1); }
 .lk-note { color: var(--jp-ui-font-color2, TEXT); overflow: hidden; text-overflow: ellipsis; }

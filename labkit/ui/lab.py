@@ -1,4 +1,4 @@
-"""Lab: the panel. Switches on the left, curves on the right, what looks closer below.
+"""Lab: the panel. Switches, the curves beside or below them, and what looks closer.
 
     lab = labkit.Lab("fp8-rollout")     a new panel; runs that live under the root are in it
     lab                                 shows it
@@ -21,9 +21,12 @@ import ipywidgets as widgets
 
 from labkit.config import Experiment, Recipe, preset
 from labkit.runs.state import RunState
+from labkit.ui.arrangement import arrange
 from labkit.ui.chips import Chips
 from labkit.ui.controls import ExperimentControls, RecipeControls
-from labkit.ui.fields import WIDTH, HintLine
+from labkit.ui.fields import HintLine
+from labkit.ui.layout import height
+from labkit.ui.panels import SIX
 from labkit.ui.session import MOST, Session
 from labkit.ui.statusline import StatusLine, remaining, split
 from labkit.ui.tabs import TABS
@@ -35,7 +38,6 @@ if TYPE_CHECKING:
 _TICK, _SOON = 0.2, 0.05  # seconds between two looks; the shorter while the answer to a click is awaited
 _CHECKPOINTS = 10  # steps between checkpoints, so that there is something to fork from
 _PRESET = "fp8-rollout"
-_CURVES = 480  # px that the curves need; where there are fewer beside the switches, they go below them
 
 _current: "Lab | None" = None
 
@@ -159,32 +161,30 @@ class Lab:
         self.chips = Chips(self._show_run, self._fork, self._continue, self._remove)
         self.tabs = [tab() for tab in TABS]
         self._tab = widgets.Tab([tab.widget for tab in self.tabs], titles=[tab.title for tab in self.tabs])
-        self.figure = widgets.Box(
-            [widgets.HTML("The curves are being made …")], layout={"flex": f"1 1 {_CURVES}px", "min_width": "0"}
-        )
+        room = {"min_height": f"{height(len(SIX))}px"}  # so that what is below stays where it is
+        self.figure = widgets.VBox([widgets.HTML("The curves are being made …")], layout=room)
+        self._below = widgets.VBox()
         self.settings.widget.layout.display = "none"
         buttons = widgets.HBox(
             [self.b_run, self.b_pause, self.b_stop, self.b_fold, self.b_reset], layout={"flex": "none"}
         )
         wrap = widgets.Layout(flex_flow="row wrap", align_items="flex-start", grid_gap="0 12px", width="100%")
-        self.controls.widget.layout.width = f"{WIDTH}px"
-        main = widgets.HBox([self.controls.widget, self.figure], layout=wrap)
-        top = [widgets.HBox([buttons, self.status], layout=wrap), self.split, self.trouble, self.settings.widget]
-        self.widget = widgets.VBox([*top, self.hint, self.chips.widget, main, self._tab], layout={"width": "100%"})
-        self.widget.add_class("lk-panel")
+        top = [widgets.HBox([buttons, self.status], layout=wrap), self.trouble, self.settings.widget, self.hint]
+        curves = [self.figure, self.chips.widget, self.split, self._below]
+        self.widget = arrange(top, self.controls.widget, curves, self._tab)
 
     def _make_charts(self) -> None:
         """Seconds of imports, which a panel that can be used at once must not wait for."""
         from labkit.ui.charts import Charts
 
         charts = Charts()
-        charts.widget.layout.width = "100%"
         with self._drawing:
             if self._closed.is_set():
-                _close(charts.widget)
+                _close(charts.figure)
+                _close(charts.below)
                 return
             charts.update(self.session.views())
-            self.figure.children = [charts.widget]
+            self.figure.children, self._below.children = [charts.figure], [charts.below]
             self._charts = charts
 
     # clicks

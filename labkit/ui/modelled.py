@@ -44,8 +44,13 @@ def choices() -> list[tuple[str, str]]:
 
 def panel(device: str) -> Panel:
     told = modelled(Recipe(), device=device)
-    name = title(f"Throughput, {told.label}", METRIC)
-    return Panel(name, f"{told.inputs['shape']}, {told.inputs['workload']}", (Curve(METRIC),), include=(0.0,))
+    return Panel(title("Throughput", METRIC), told.label, (Curve(METRIC),), include=(0.0,))
+
+
+def assumed(device: str) -> str:
+    """What the modelled numbers are for, in a line."""
+    told = modelled(Recipe(), device=device)
+    return f"Throughput {told.label}: {told.inputs['shape']}, {told.inputs['workload']}"
 
 
 def rates(run: Recipes, steps: Array, device: str) -> Array:

@@ -6,7 +6,6 @@
                so that the first value is y_1, and a weight of 0 leaves y as it is
     decimate   at most `limit` points; a spike that one step had stays
     band       mean and standard deviation (n - 1) of the same curve over several seeds
-    marks      where a run's recipe changed, and where it left its parent
 
 A step that did not measure a metric (None) has no point; one that measured NaN or infinity has a NaN, which draws as a
 gap. Arrays are float64 of shape [points].
@@ -14,7 +13,6 @@ gap. Arrays are float64 of shape [points].
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Protocol
 
@@ -22,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.config import Recipe
-from labkit.config.words import said, said_changes
 from labkit.runs.metrics import Metric, describe
 from labkit.runs.record import StepRecord
 from labkit.runs.report import PANELS
@@ -54,13 +51,6 @@ class SwitchMark(Protocol):
     def changes(self) -> Mapping[str, Sequence[Any]]: ...
     @property
     def recipe(self) -> Recipe: ...
-
-
-@dataclass(frozen=True)
-class Mark:
-    x: float
-    label: str  # short, for the line in the figure
-    text: str  # in full
 
 
 def meaning(name: str) -> Metric:
@@ -189,33 +179,3 @@ def band(curves: Sequence[Points]) -> tuple[Array, Array, Array]:
     mean = np.nansum(values, axis=0) / count
     squares = np.nansum((values - mean) ** 2, axis=0)
     return grid, mean, np.sqrt(squares / np.maximum(count - 1, 1))
-
-
-def marks(
-    records: Sequence[StepRecord],
-    switches: Sequence[SwitchMark],
-    x: X = "step",
-    parent: tuple[str, int] | None = None,
-) -> list[Mark]:
-    """A mark for each switch, and one where the run left its parent."""
-    wanted = [(switch.step, _label(switch.changes), _text(switch.changes)) for switch in switches]
-    if parent:
-        wanted.append((parent[1], "fork", f"fork of {parent[0]}"))
-    if not wanted or not records:
-        return []
-    history = History()
-    steps, xs = history.positions(records, "step"), history.positions(records, x)
-    # The step of a switch may be still to come: the mark then stands at the last step there is.
-    return [
-        Mark(float(xs[min(int(np.searchsorted(steps, step)), len(xs) - 1)]), label, f"step {step}: {text}")
-        for step, label, text in sorted(wanted)
-    ]
-
-
-def _label(changes: Mapping[str, Sequence[Any]]) -> str:
-    names = [f"{path.split('.')[-1]} {said(after)}" for path, (_, after) in changes.items()]
-    return names[0] + (f" +{len(names) - 1}" if len(names) > 1 else "") if names else "recipe"
-
-
-def _text(changes: Mapping[str, Sequence[Any]]) -> str:
-    return ", ".join(said_changes(changes))

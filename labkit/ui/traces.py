@@ -13,7 +13,8 @@ import numpy as np
 from labkit.config import Experiment
 from labkit.runs.record import StepRecord
 from labkit.ui import modelled, theme
-from labkit.ui.panels import Curve, Floor, Panel, axis
+from labkit.ui.layout import axis
+from labkit.ui.panels import Curve, Floor, Panel
 from labkit.ui.series import Array, History, Points, SwitchMark, X, band, decimate, smooth
 
 Key = tuple[str, int, int, str]  # run id (of a group: its first), panel, curve, what of it

@@ -33,6 +33,25 @@ _CURVES = """() => Object.fromEntries([...document.querySelectorAll('.js-plotly-
     .map(trace => [trace.name, [trace.x.length, trace.x.at(-1)]]))"""
 _MARKS = """() => [...document.querySelectorAll('.js-plotly-plot')].filter(plot => plot._fullLayout)
     .flatMap(plot => plot._fullLayout.shapes).filter(shape => shape.type === 'line').map(shape => shape.label?.text)"""
+# Pixels of the first chart's plot area that are out of the notebook's view, the top of the panel being at its top.
+_OUT_OF_SIGHT = """() => {
+    const panel = [...document.querySelectorAll('.lk-lab')].find(panel => panel.checkVisibility());
+    panel.scrollIntoView();
+    const view = panel.closest('.jp-WindowedPanel-outer').getBoundingClientRect();
+    const plot = panel.querySelector('.js-plotly-plot');
+    const svg = plot.querySelector('.main-svg').getBoundingClientRect();
+    const { xaxis, yaxis } = plot._fullLayout;
+    const left = svg.left + xaxis._offset, top = svg.top + yaxis._offset;
+    return Math.max(0, view.left - left, view.top - top,
+        left + xaxis._length - view.right, top + yaxis._length - view.bottom);
+}"""
+_OVERLAPS = """selector => {
+    const texts = [...document.querySelectorAll(selector)].filter(text => text.textContent.trim())
+        .map(text => [text.textContent, text.getBoundingClientRect()]);
+    return texts.flatMap(([first, a], index) => texts.slice(index + 1)
+        .filter(([, b]) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom)
+        .map(([second]) => [first, second]));
+}"""
 _FOCUSED = """() => {
     const focus = document.activeElement;
     return (focus.closest('label')?.innerText || focus.innerText || focus.title || '').trim();
@@ -268,6 +287,14 @@ class LabPage:
         """Pixels by which what is under the cells is wider than the room it has."""
         return self.page.evaluate("""() => Math.max(0, ...[...document.querySelectorAll('.jp-OutputArea-output')]
             .map(output => output.scrollWidth - output.clientWidth))""")
+
+    def out_of_sight(self) -> float:
+        """Pixels of the first chart that one does not see who has scrolled to the top of the panel."""
+        return self.page.evaluate(_OUT_OF_SIGHT)
+
+    def overlaps(self, selector: str) -> list[list[str]]:
+        """Pairs of texts in the curves that lie on each other."""
+        return self.page.evaluate(_OVERLAPS, f".js-plotly-plot {selector}")
 
     def illegible(self, least: float = 3.0) -> list[str]:
         """Texts of the panel whose contrast to what is behind them is too low; disabled controls are left out."""

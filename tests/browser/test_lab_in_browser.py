@@ -185,6 +185,16 @@ def test_the_first_notebook_is_legible_dark_and_light_on_a_small_screen(open_pag
         page.page.wait_for_timeout(300)
         assert page.illegible() == [], theme
         assert page.overflow() == 0, theme
+
+    page.execute("application:toggle-left-area")  # beside the file browser, with switches at neighbouring steps
+    for name, setting in (("KV cache", "rollout.kv_cache"), ("fprop", "train.fprop"), ("wgrad", "train.wgrad")):
+        page.checkbox(name).click()
+        page.until(lambda words=f"{setting} off → on": f": {words}" in page.status().partition("switched")[2], name)
+    page.until(page.marks, "labels of the switches")
+    assert page.out_of_sight() == 0
+    assert page.overlaps(".annotation-text") == []
+    assert page.overlaps(".shape-label") == []
+    assert page.overflow() == 0
     page.press("Stop")
     page.says("stopped")
 

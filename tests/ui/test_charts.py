@@ -2,6 +2,7 @@
 
 import base64
 import dataclasses
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,10 +16,13 @@ from labkit.config.presets import RECIPES, preset
 from labkit.hardware import modelled
 from labkit.rl.loop import Loop
 from labkit.runs.compare import EMULATED
+from labkit.runs.metrics import METRICS
 from labkit.runs.record import StepRecord
 from labkit.ui import theme
 from labkit.ui.charts import Charts
-from labkit.ui.panels import SIX, extra
+from labkit.ui.modelled import choices as modelled_choices
+from labkit.ui.modelled import panel as modelled_panel
+from labkit.ui.panels import NOTE, SIX, extra
 from labkit.ui.series import points
 from labkit.ui.traces import Curves, Settings
 
@@ -111,9 +115,12 @@ def test_exact_agreement_is_drawn_in_its_strip_and_log_can_be_left(views: list[V
     exact, inexact = find(charts, "bf16", 2), find(charts, "fp8-rollout-tis", 2)
     assert set(exact.y) == {exact.y[0]}
     assert 0 < exact.y[0] < min(inexact.y) / 9
-    strips = [shape for shape in charts.figure.layout.shapes if shape.label.text == "exact (0)"]
+    strips = [shape for shape in charts.figure.layout.shapes if shape.fillcolor == theme.GRID]
     assert [shape.yref for shape in strips] == ["y3", "y4"]
     assert strips[0].y0 < exact.y[0] < strips[0].y1
+    ticks = charts.figure.layout.yaxis3
+    assert (ticks.tickvals[0], ticks.ticktext[0]) == (pytest.approx(exact.y[0]), "exact (0)")
+    assert ticks.ticktext[1] == f"10<sup>{math.log10(ticks.tickvals[1]):.0f}</sup>"
     charts.log.value = False
     charts.update(views)
     assert charts.figure.layout.yaxis3.type == "linear"
@@ -137,6 +144,10 @@ def test_a_switch_is_a_labelled_dashed_line_in_every_panel_and_the_average_begin
     assert len(lines) == len(SIX)
     assert {(s.x0, s.line.dash, s.label.text) for s in lines} == {(3, "dash", "fprop on")}
     assert "step 3: train.fprop off → on" in charts.latest.value
+    assert charts.figure.layout.xaxis.autorangeoptions.include == (0,)
+    charts.update([dataclasses.replace(view, switches=(SimpleNamespace(**vars(view.switches[0]) | {"step": 4}),))])
+    assert charts.figure.layout.xaxis.autorangeoptions.include[0] > 4, "room for the label of the newest"
+    charts.update([view])
     line = find(charts, view.label, 3)
     assert line.y[2] == pytest.approx(view.records[3].metric("gen_kl_error"), rel=1e-6)
 
@@ -180,8 +191,10 @@ def test_throughput_is_measured_or_modelled_for_a_device_never_both(views: list[
     charts.speed.value = "h100"
     charts.update(views)
     titles = " ".join(a.text for a in charts.figure.layout.annotations)
-    assert "Throughput, modelled for H100 SXM ↑ (tokens/s/GPU)" in titles
-    assert "Llama-3.1-8B, 2,048 rollouts of 127 + 1,019 tokens, 16 GPUs" in titles
+    assert "Throughput ↑ (tokens/s/GPU)" in titles
+    assert "modelled for H100 SXM" in titles
+    assumed = "Throughput modelled for H100 SXM: Llama-3.1-8B, 2,048 rollouts of 127 + 1,019 tokens, 16 GPUs"
+    assert assumed in charts.latest.value
     assert "measured" not in titles
     assert EMULATED not in titles
     for view in views:
@@ -274,7 +287,16 @@ def test_metrics_with_a_filter_in_their_name_are_offered_once_seen(views: list[V
     charts.update(views)
     assert "rejected_mean_ratio" in {name for _, name in charts.more[0].options}
     assert charts.more[1].value == "kl_k2"
-    assert extra("rejected_mean_ratio").title == "rejected mean ratio ↓ (share)"
+    found = extra("rejected_mean_ratio")
+    assert (found.title, found.note[:7]) == ("rejected mean ratio ↓", "share: ")
+
+
+def test_headings_end_before_the_next_panel_begins() -> None:
+    """The browser test measures them; in a title a character takes up to 8 of the 265 pixels, in a note 6.5."""
+    devices = [modelled_panel(device) for _, device in modelled_choices() if device]
+    for panel in (*SIX, *devices, *(extra(metric) for metric in METRICS)):
+        assert len(panel.title) <= 33, panel.title
+        assert len(panel.note) <= NOTE, panel.note
 
 
 def test_a_page_that_loads_anew_gets_all_points(views: list[View]) -> None:

@@ -1,7 +1,6 @@
 """Numbers of curves: known values, and properties that hold for any series."""
 
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.runs.record import StepRecord
-from labkit.ui.series import History, band, decimate, marks, meaning, points, smooth
+from labkit.ui.series import History, band, decimate, meaning, points, smooth
 
 
 def record(step: int, **metrics: float | None) -> StepRecord:
@@ -111,14 +110,3 @@ def test_band_over_seeds() -> None:
 def test_band_interpolates_where_seeds_stand_at_other_tokens() -> None:
     grid, mean, _ = band([(np.array([0.0, 4.0]), np.array([0.0, 4.0])), (np.array([0.0, 2.0]), np.array([0.0, 4.0]))])
     assert (grid.tolist(), mean.tolist()) == ([0, 2, 4], [0, 3, 4])
-
-
-def test_marks_say_what_changed_and_stand_at_the_first_step_of_the_new_recipe() -> None:
-    records = [record(step) for step in range(5)]
-    both = {"rollout.kv_cache": (False, True), "recalibration.margin": (1.0, 1.5)}
-    switches = [SimpleNamespace(step=3, changes=both), SimpleNamespace(step=9, changes={"train.fprop": (True, False)})]
-    fork, first, coming = marks(records, switches, "tokens", parent=("abc", 1))
-    assert (fork.x, fork.label) == (300, "fork")
-    assert (first.x, first.label) == (900, "kv_cache on +1")
-    assert first.text == "step 3: rollout.kv_cache off → on, recalibration.margin 1.0 → 1.5"
-    assert (coming.x, coming.label) == (1200, "fprop off")

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from labkit.runs.metrics import describe
 from labkit.runs.record import StepRecord
 from labkit.ui import theme
-from labkit.ui.series import decimate, marks, points
+from labkit.ui.marks import labelled, marks
+from labkit.ui.series import decimate, points
 from labkit.ui.tabs.page import esc, note, number, page, table
 from labkit.ui.tabs.plot import WIDTH, Axis, Plot, svg, swatch
 from labkit.ui.tabs.view import OpenRun, TextTab, state_of
@@ -106,9 +107,10 @@ def _draw(plot: Plot, curves: Sequence[Curve], looks: Looks) -> None:
 
 
 def _mark(plot: Plot, view: OpenRun) -> None:
-    for mark in marks(view.records, view.switches, "step", view.parent):
-        if plot.x.low < mark.x <= plot.x.high:
-            plot.mark(mark.x, mark.label)
+    found = marks(view.records, view.switches, "step", view.parent)
+    inside = [(view, mark) for mark in found if plot.x.low < mark.x <= plot.x.high]
+    for _, mark, text in labelled(inside, plot.x.high - plot.x.low):
+        plot.mark(mark.x, text)
 
 
 def _clipped(view: OpenRun) -> str:

@@ -9,8 +9,9 @@ import numpy as np
 
 from labkit.runs.compare import EMULATED, is_emulated
 from labkit.ui import theme
+from labkit.ui.marks import labelled, marks_of
 from labkit.ui.panels import SIX, Curve, Panel
-from labkit.ui.series import marks, points
+from labkit.ui.series import points
 from labkit.ui.tabs.plot import Axis, Plot
 from labkit.ui.traces import RunView
 
@@ -60,8 +61,8 @@ def _plot(panel: Panel, views: Sequence[RunView]) -> Plot:
         for curve in curves:
             found = [(x, max(value, foot) if panel.log else value) for x, value in drawn[view.id, curve.metric]]
             plot.line(found, view.colour, view.dash, 1.3 if curve.thin else 2.5)
-        for mark in marks(view.records, view.switches, "step", view.parent):
-            plot.mark(mark.x, mark.label)
+    for _, mark, text in labelled(marks_of(views, "step"), last):
+        plot.mark(mark.x, text)
     return plot
 
 
