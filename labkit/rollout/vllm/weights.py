@@ -57,7 +57,10 @@ def read_back(model: Any, vocab_size: int) -> Iterator[tuple[str, Tensor]]:
         if isinstance(module, LinearBase):
             yield from _linear(path, module, model.packed_modules_mapping)
         elif path == HEAD:
-            yield f"{path}.weight", _through_identity(module, module.embedding_dim)[:vocab_size]
+            yield (
+                f"{path}.weight",
+                _through_identity(module, module.embedding_dim, module.num_embeddings_padded)[:vocab_size],
+            )
         elif path == EMBEDDING:
             yield f"{path}.weight", module.weight.data[:vocab_size]
         else:
@@ -90,7 +93,7 @@ def operand(layer: Any) -> Tensor:
         return layer.weight.data
     scales = getattr(layer, "weight_scale_inv", getattr(layer, "weight_scale", None))
     if scales is None or _powers_of_two(scales):
-        return _through_identity(layer, layer.input_size)
+        return _through_identity(layer, layer.input_size, layer.output_size)
     codes = layer.weight.data
     if scales.shape[-1] == 1:  # one an output channel; the kernel's weight is transposed
         return codes.t().float() * scales.view(-1, 1)
@@ -107,10 +110,15 @@ def is_fp8(layer: Any) -> bool:
     return isinstance(layer.quant_method, EmulatedLinear) or not isinstance(layer.quant_method, UnquantizedLinearMethod)
 
 
-def _through_identity(layer: Any, in_features: int) -> Tensor:
+def _through_identity(layer: Any, in_features: int, out_features: int) -> Tensor:
     device = next(layer.parameters()).device
-    rows = torch.eye(in_features, dtype=torch.bfloat16, device=device).split(PROBE_ROWS)
-    return torch.cat([layer.quant_method.apply(layer, part, None) for part in rows]).t().contiguous()
+    w_NK = torch.empty(out_features, in_features, dtype=torch.bfloat16, device=device)
+    for start in range(0, in_features, PROBE_ROWS):
+        rows = torch.arange(start, min(start + PROBE_ROWS, in_features), device=device)
+        identity = torch.zeros(len(rows), in_features, dtype=torch.bfloat16, device=device)
+        identity[rows - start, rows] = 1.0
+        w_NK[:, start : start + len(rows)] = layer.quant_method.apply(layer, identity, None).t()
+    return w_NK
 
 
 def linears(model: nn.Module) -> list[Any]:
