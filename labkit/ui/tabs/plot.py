@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from labkit.ui import theme
+from labkit.ui.marks import labelled, marks
+from labkit.ui.tabs.view import OpenRun
 
 TEXT = f"var(--jp-ui-font-color1, {theme.TEXT})"
 SOFT = f"var(--jp-ui-font-color2, {theme.TEXT})"
@@ -190,3 +192,11 @@ def _label(x: float, y: float, words: str, anchor: str = "middle") -> str:
 
 def _power(n: int) -> str:
     return {0: "1", 1: "10", -1: "0.1", -2: "0.01", -3: "0.001"}.get(n, f"10{str(n).translate(_SUPERSCRIPTS)}")
+
+
+def mark_switches(plot: Plot, view: OpenRun) -> None:
+    """Where the run was switched to another Recipe, or left its parent."""
+    found = marks(view.records, view.switches, "step", view.parent)
+    inside = [(view, mark) for mark in found if plot.x.low < mark.x <= plot.x.high]
+    for _, mark, text in labelled(inside, plot.x.high - plot.x.low):
+        plot.mark(mark.x, text)

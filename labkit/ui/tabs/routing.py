@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from labkit.runs.record import StepRecord
 from labkit.ui import theme
-from labkit.ui.series import decimate, marks, points
+from labkit.ui.series import decimate, points
 from labkit.ui.tabs.page import note, number, table
-from labkit.ui.tabs.plot import WIDTH, Axis, Plot, svg, swatch
+from labkit.ui.tabs.plot import WIDTH, Axis, Plot, mark_switches, svg, swatch
 from labkit.ui.tabs.view import OpenRun
 
 _LAYER = re.compile(r"router_flip_rate_layer_(\d+)")
@@ -71,9 +71,7 @@ def _history(view: OpenRun, curves: Curves, looks: dict[int, tuple[str, str]]) -
     for layer in sorted(curves, key=lambda layer: layer in looks):
         colour, dash = looks.get(layer, (theme.TEXT, "solid"))
         plot.line(curves[layer], colour, dash, 2.2 if layer in looks else 1, 1.0 if layer in looks else 0.5)
-    for mark in marks(view.records, view.switches, "step", view.parent):
-        if plot.x.low < mark.x <= plot.x.high:
-            plot.mark(mark.x, mark.label)
+    mark_switches(plot, view)
     return svg([plot], "Routing flips of each layer over the steps; the newest are in the table below")
 
 

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from labkit.runs.metrics import describe
 from labkit.runs.record import StepRecord
 from labkit.ui import theme
-from labkit.ui.marks import labelled, marks
 from labkit.ui.series import decimate, points
 from labkit.ui.tabs.page import esc, note, number, page, table
-from labkit.ui.tabs.plot import WIDTH, Axis, Plot, svg, swatch
+from labkit.ui.tabs.plot import WIDTH, Axis, Plot, mark_switches, svg, swatch
 from labkit.ui.tabs.view import OpenRun, TextTab, state_of
 
 FP8_MAX = {"e4m3": 448.0, "e5m2": 57344.0}
@@ -75,7 +74,7 @@ def _history(view: OpenRun, scaled: Sequence[StepRecord]) -> str:
             height=230,
         )
         _draw(plot, curves, _looks(scaled[-1]))
-        _mark(plot, view)
+        mark_switches(plot, view)
         plots.append(plot)
     return svg(plots, "Scales of Q, K and V over the steps; the newest are in the table below")
 
@@ -106,13 +105,6 @@ def _draw(plot: Plot, curves: Sequence[Curve], looks: Looks) -> None:
             plot.words(x, y, f" L{layer}")
 
 
-def _mark(plot: Plot, view: OpenRun) -> None:
-    found = marks(view.records, view.switches, "step", view.parent)
-    inside = [(view, mark) for mark in found if plot.x.low < mark.x <= plot.x.high]
-    for _, mark, text in labelled(inside, plot.x.high - plot.x.low):
-        plot.mark(mark.x, text)
-
-
 def _clipped(view: OpenRun) -> str:
     """Shares of 1e-9 and of nothing look alike, so zero is drawn at the foot of the axis."""
     curves = {part: points(view.records, f"kv_saturation_{part}") for part in ("k", "v")}
@@ -130,7 +122,7 @@ def _clipped(view: OpenRun) -> str:
     for index, (x, y) in enumerate(curves.values()):
         colour, dash = theme.style(index)
         plot.line([(float(a), max(float(b), low)) for a, b in zip(x, y, strict=True)], colour, dash)
-    _mark(plot, view)
+    mark_switches(plot, view)
     names = ", ".join(
         f"{part.upper()} {style} {number(float(y[-1]), '.2g')}"
         for (part, (_, y)), style in zip(curves.items(), ("blue, solid:", "red, dashed:"), strict=False)
