@@ -18,7 +18,6 @@ from labkit.fp8 import KVScales
 from labkit.rollout.vllm import weights as transfer
 
 _open: list[Any] = []  # vLLM's cores in this process
-_retired: list[Any] = []
 
 
 class Serving:
@@ -102,12 +101,11 @@ class Serving:
 
 
 def _retire(core: Any) -> None:
-    """vLLM's own shutdown takes down the process group that all engines of a process share. It waits for the last."""
-    core.engine_core.model_executor.shutdown()
+    """vLLM's own shutdown takes down the process group that its engines in a process share: for the last one only."""
     _open.remove(core)
-    _retired.append(core)
-    if _open:
-        gc.collect()  # vLLM's objects refer to each other in circles; a model is too large to wait for
-    else:
-        while _retired:
-            _retired.pop().shutdown()
+    if not _open:
+        core.shutdown()
+        return
+    core.engine_core.model_executor.shutdown()
+    core._finalizer.detach()  # it would be the whole shutdown
+    gc.collect()  # vLLM's objects refer to each other in circles; a model is too large to wait for
