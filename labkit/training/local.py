@@ -175,9 +175,10 @@ class LocalTrainer:
 
     def active(self) -> dict[str, Active]:
         linears = [linear for _, _, linear in self.model.linears()]
-        attention = {"math": "the rollout's own arithmetic", "sdpa": "another kernel than the rollout's"}
         kernel_name = self.experiment.trainer_attention
-        report = {"train.attention": Active(state="bf16", detail=f"{kernel_name}: {attention[kernel_name]}")}
+        same = kernel_name == "math" and self.experiment.engine == "local"
+        attention = "the rollout's own arithmetic" if same else "another kernel than the rollout's"
+        report = {"train.attention": Active(state="bf16", detail=f"{kernel_name}: {attention}")}
         for gemm in ("fprop", "dgrad", "wgrad"):
             report[f"train.{gemm}"] = Active(state="bf16", detail="")
             if fp8 := [getattr(linear.kernels(), gemm) for linear in linears if getattr(linear.precision, gemm)]:
