@@ -3,8 +3,12 @@ from typing import Any
 
 import pytest
 
+from labkit import models
 from labkit.config import Experiment
+from labkit.hardware import packages
 from labkit.models.decoder import DecoderConfig
+from labkit.models.moe import MoEConfig
+from labkit.rollout import build_engine
 from labkit.rollout.vllm import launch
 from labkit.rollout.vllm.plan import CACHE_LIMIT, LONGEST, make_plan
 
@@ -80,6 +84,9 @@ def test_a_shape_without_a_kernel_is_refused_with_the_way_out() -> None:
     recipe = {"rollout": {"linears": True}}
     with pytest.raises(ValueError, match=r"multiples of 128, but hidden_size is 576: set recipe.scaling.granularity"):
         make_plan(experiment("cuda", recipe=recipe), SMOLLM2)
+    experts = dataclasses.replace(TINY, moe=MoEConfig(4, 2, 64, layers=(0, 1, 2, 3)))
+    with pytest.raises(ValueError, match=r"not a mixture of experts yet: set engine to local"):
+        make_plan(experiment(), experts)
     narrow = dataclasses.replace(TINY, head_dim=48)
     with pytest.raises(ValueError, match=r"heads of a multiple of 32, this model's have 48: turn recipe.rollout.kv_ca"):
         make_plan(experiment(recipe={"rollout": {"kv_cache": True}}), narrow)
@@ -110,3 +117,9 @@ def test_an_environment_that_contradicts_the_recipe_is_refused(monkeypatch: pyte
 def test_a_vllm_for_another_device_is_refused() -> None:
     with pytest.raises(ValueError, match="device cuda needs the package vllm; the vLLM that is installed is for cpu"):
         launch.check_platform(make_plan(experiment("cuda"), QWEN_8B), "cpu")
+
+
+@pytest.mark.skipif(packages.vllm()[0], reason="vLLM is there")
+def test_a_missing_vllm_is_named_with_the_way_out() -> None:
+    with pytest.raises(ValueError, match="vLLM is not installed: the README's section on real engines has the command"):
+        build_engine(models.load("tiny"), experiment(), lambda: None)

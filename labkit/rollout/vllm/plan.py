@@ -62,6 +62,8 @@ class Plan:
 
 def make_plan(experiment: Experiment, config: "DecoderConfig") -> Plan:
     """Raises ValueError, with the way out, for a model whose shape vLLM has no kernel for."""
+    if config.moe:
+        raise ValueError("vLLM gets dense models only from labkit, not a mixture of experts yet: set engine to local")
     recipe, device = experiment.recipe, experiment.device
     longest = min(config.max_positions, LONGEST)
     sequences = experiment.grpo.prompts_per_step * experiment.grpo.group_size
