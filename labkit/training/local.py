@@ -111,7 +111,7 @@ class LocalTrainer:
             logprobs_BR[rows], entropy_BR[rows] = done.logprobs_bR, done.entropy_bR
             if routes_BTLK is not None:
                 own_bTLK = done.batch.unpack(done.routes.own())
-                routes_BTLK[rows, : own_bTLK.shape[1]] = own_bTLK.to(routes_BTLK.dtype)
+                routes_BTLK[rows, : own_bTLK.shape[1]] = own_bTLK.to(routes_BTLK)
             self.on_microstep()
         return logprobs_BR, entropy_BR, routes_BTLK
 
