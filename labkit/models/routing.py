@@ -46,5 +46,5 @@ class Routes:
 
 def followed(replay: Tensor, own: Tensor) -> Tensor:
     """The replayed experts; where there are none (-1), the own ones."""
-    replay = replay.to(own.dtype)
+    replay = replay.to(own)
     return torch.where((replay < 0).any(-1, keepdim=True), own, replay)

@@ -33,7 +33,7 @@ class Begun:
 
 class Batches:
     def __init__(self, prompter: Prompter, request: Request, num_prompts: int, seed: int) -> None:
-        self._prompter, self._request, self._num_prompts = prompter, request, num_prompts
+        self._prompter, self.request, self._num_prompts = prompter, request, num_prompts
         self._prompt_rng = random.Random(seed)
         self._sample_rng = torch.Generator().manual_seed(seed)
         self._begun: Begun | None = None
@@ -44,7 +44,7 @@ class Batches:
         if self._begun is None:
             self.hidden = None
             problems, prompts = self._draw()
-            return problems, engine.generate(prompts, self._request, self._sample_rng)
+            return problems, engine.generate(prompts, self.request, self._sample_rng)
         start = time.perf_counter()
         rollouts, seconds = self._begun.pending.result()
         waited = time.perf_counter() - start
@@ -56,7 +56,7 @@ class Batches:
         """Have the engine sample the batch after the one that was taken, and return at once."""
         before = self._states()
         problems, prompts = self._draw()
-        self._begun = Begun(problems, engine.begin(prompts, self._request, self._sample_rng), before)
+        self._begun = Begun(problems, engine.begin(prompts, self.request, self._sample_rng), before)
 
     def drop(self) -> None:
         """Take back what was begun."""

@@ -26,7 +26,7 @@ class RouteLog:
 
     def __call__(self, index: int, logits: Tensor, own_NTK: Tensor) -> Tensor:
         columns = slice(self._end - own_NTK.shape[1], self._end)
-        self._table_BTLK[self._rows, columns, index] = own_NTK.cpu()[self._from].to(self._table_BTLK.dtype)
+        self._table_BTLK[self._rows, columns, index] = own_NTK[self._from].to(self._table_BTLK)
         return own_NTK
 
     def table(self, starts_B: Tensor, ends_B: Tensor) -> Tensor:

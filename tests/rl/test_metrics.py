@@ -370,7 +370,7 @@ def test_every_metric_is_described_and_every_description_is_computed():
     of_the_loop = {
         *("reward", "accuracy", "heldout_accuracy", "response_length", "truncated_share", "zero_advantage_share"),
         *("entropy", "lr", "grad_norm", "staleness", "codes_changed", "kv_saturation_k", "kv_saturation_v"),
-        *("clip_low", "clip_high", "expert_load_max"),
+        *("clip_low", "clip_high", "expert_load_max", "generation_hidden", "heldout_accuracy_engine"),
         *("router_flip_rate", "router_flip_rate_own", "router_flip_tokens", "router_routes_missing"),
     }
     of_the_filter = {"rejected_mean_ratio", "judged_mean_ratio_q05", "judged_mean_ratio_q95"}

@@ -159,7 +159,7 @@ def test_a_wrong_temperature_is_noticed_in_a_real_run() -> None:
     experiment = preset("bf16", steps=1, eval_prompts=8, threads=1, **{"grpo.prompts_per_step": 8})
     loop = Loop(experiment)
     cold = loop.request.sampling.override({"temperature": 0.3})
-    loop.request = dataclasses.replace(loop.request, sampling=cold)
+    loop.batches.request = dataclasses.replace(loop.request, sampling=cold)
     names = [alarm.name for alarm in alarms(list(loop.steps()), experiment)]
     assert "mismatch-level" in names
 
