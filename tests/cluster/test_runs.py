@@ -15,6 +15,8 @@ from labkit.runs.process import Run
 from labkit.runs.record import StepRecord
 from tests.cluster.conftest import comparable
 
+pytestmark = pytest.mark.slow  # each waits for whole runs over Ray
+
 psutil = pytest.importorskip("psutil")
 LIMIT = 240.0
 HELD = {"recipe.recalibration.margin": 1.5}
