@@ -126,6 +126,8 @@ def _notes(batch: Batch) -> Iterator[str]:
         yield "linears: FP8 on both sides alike, so they are not listed"
     if batch.rollouts.weight_version < batch.version and batch.sampled_with is None:
         yield "staleness: not in this batch, which holds no weights but the trainer's"
+    if batch.experiment.engine != "local":
+        yield "what was recorded beyond all components together is the other arithmetic of the engine's kernels"
     if recipe.router.replay == "r3":
         yield "router replay r3: not in these passes, so the recorded mismatch has fewer flips than they have"
     if batch.experiment.recipe.scaling.granularity == "tensor":

@@ -138,8 +138,10 @@ def whatif(
 
 def _left_out(batch: Batch) -> str:
     settings = batch.experiment.grpo
+    kernels = "Other rollout recipes in the embedded engine's kernels, not vLLM's. "
     several = f"One update of the whole batch, the run makes {settings.minibatches}. " * (settings.minibatches > 1)
-    return several + "Without the run's KL penalty. " * (settings.kl_coef > 0)
+    penalty = "Without the run's KL penalty. " * (settings.kl_coef > 0)
+    return several + penalty + kernels * (batch.experiment.engine != "local")
 
 
 def _chosen(corrections: Sequence[str | Correction] | None, own: Correction) -> list[Correction]:

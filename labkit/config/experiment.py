@@ -140,6 +140,12 @@ class Experiment(Settings):
             object.__setattr__(self, "name", self._own_name())
         return self
 
+    @property
+    def same_kernels(self) -> bool:
+        """Whether trainer and engine may compute the same bits: this package's own arithmetic on both sides."""
+        own = (self.engine, self.trainer, self.device) == ("local", "local", "cpu")
+        return own and self.trainer_attention == "math"
+
     def _own_task(self) -> str:
         if self.model in MODEL_TASKS:
             return MODEL_TASKS[self.model]

@@ -313,9 +313,7 @@ class Run:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=environment.for_worker(
-                    same_kernels=_same_kernels(self.experiment), threads=self.experiment.threads
-                ),
+                env=environment.for_worker(self.experiment.same_kernels, self.experiment.threads),
                 start_new_session=True,
             )
         lock.sign(held, process.pid)
@@ -336,11 +334,6 @@ class Run:
             return "worker ended without a word"
         age = self.directory.heartbeat_age()
         return f"no sign of life from the worker for {age:.0f} s" if age > HEARTBEAT_LIMIT else ""
-
-
-def _same_kernels(experiment: Experiment) -> bool:
-    """Whether trainer and rollout can have the same bits: not with another attention or another engine."""
-    return experiment.trainer_attention == "math" and experiment.engine == "local"
 
 
 def _with_absolute_paths(experiment: Experiment) -> Experiment:

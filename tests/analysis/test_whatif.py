@@ -9,7 +9,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from labkit.analysis import Batch, WhatIf, whatif
+from labkit.analysis import Batch, WhatIf, attribute, whatif
 from labkit.config import CORRECTIONS, RECIPES, ConfigError, Correction
 from labkit.rl.loop import Loop
 
@@ -145,3 +145,11 @@ def test_scales_are_calibrated_as_the_recipe_says(batch_of: BatchOf) -> None:
     tight, roomy = kv.override({"recalibration.margin": 0.3}), kv.override({"recalibration.margin": 2.0})
     first, second = whatif(batch_of("fp8-rollout-kv"), [tight, roomy], ["none"]).rows
     assert first.gen_kl > 10 * second.gen_kl, "a margin of 0.3 clips"
+
+
+def test_a_batch_that_vllm_drew_is_said_to_meet_other_kernels(batch_of: BatchOf) -> None:
+    batch = batch_of("bf16")
+    drawn_by_vllm = dataclasses.replace(batch, experiment=batch.experiment.override({"engine": "vllm"}))
+    assert "not vLLM's" in whatif(drawn_by_vllm, corrections=["none"]).left_out
+    assert "vLLM" not in whatif(batch, corrections=["none"]).left_out
+    assert any("the engine's kernels" in note for note in attribute(drawn_by_vllm).notes)

@@ -115,7 +115,14 @@ def test_any_mismatch_where_there_can_be_none() -> None:
     ]
     alarm = only(alarms(records, preset("fp8-e2e")), "not-exact")
     assert (alarm.step, "70%" in alarm.what) == (2, True)
-    for changes in ({"trainer_attention": "sdpa"}, {"grpo.staleness": 1}, {"recipe.scaling.granularity": "tensor"}):
+    for changes in (
+        {"trainer_attention": "sdpa"},
+        {"grpo.staleness": 1},
+        {"recipe.scaling.granularity": "tensor"},
+        {"engine": "vllm"},
+        {"device": "cuda"},
+        {"device": "cuda", "trainer": "te"},
+    ):
         assert alarms(records, preset("fp8-e2e", **changes)) == [], changes
     assert alarms(records) == []
 
@@ -408,3 +415,10 @@ def test_the_recipe_in_force_is_what_a_step_is_held_to() -> None:
     assert alarms_in_force(records, EXPERIMENT, [to]) == []
     assert alarms_in_force([step(1, off), *records[2:]], EXPERIMENT, [to]) == [], "step 1 was before it"
     assert alarms_in_force(records[:2], EXPERIMENT, [to]) == [], "no step under it yet"
+
+
+def test_the_kernels_of_vllm_are_named_as_a_cause() -> None:
+    records = run_of(6, token_mult_prob_error=1.2)
+    alarm = only(alarms(records, preset("bf16", engine="vllm")), "mismatch-level")
+    assert "vLLM adds up and rounds otherwise" in alarm.cause
+    assert not any("vLLM" in alarm.cause for alarm in alarms(records, preset("bf16")))

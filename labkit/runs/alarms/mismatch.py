@@ -80,7 +80,7 @@ def _sides_are_alike(experiment: Experiment) -> bool:
     fp8 = recipe.rollout.linears
     batch_decides = fp8 and recipe.scaling.granularity == "tensor"
     same = fp8 == recipe.train.fprop and not recipe.rollout.kv_cache and not batch_decides
-    return same and experiment.trainer_attention == "math" and experiment.grpo.staleness == 0
+    return same and experiment.same_kernels and experiment.grpo.staleness == 0
 
 
 def mismatch_trend(evidence: Evidence) -> Finding | None:
@@ -108,6 +108,8 @@ def _unlike(evidence: Evidence) -> tuple[str, str]:
     cached = evidence.is_fp8("rollout.kv_cache")
     stale = any(value > 0 for _, value in evidence.measured("staleness"))
     causes, cures = [], []
+    if evidence.experiment is not None and evidence.experiment.engine == "vllm":
+        causes.append("vLLM adds up and rounds otherwise than the trainer, in BF16 too")
     if rollout_only:
         causes.append("the rollout's linears are FP8 and the trainer's are not")
         cures.append("turn recipe.train.fprop on, so that both sides round alike")
