@@ -11,6 +11,8 @@ import math
 import os
 from pathlib import Path
 
+import psutil
+
 from labkit.config import ConfigError, Experiment
 from labkit.config.locations import model_folder
 
@@ -28,17 +30,20 @@ def cores() -> int:
     return count
 
 
-def free_memory() -> float | None:
-    """GiB that programs may still take; None where the system doesn't say."""
-    found = None
-    with contextlib.suppress(OSError, ValueError, StopIteration):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        found = int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]) / 2**20
+def memory() -> tuple[float, float]:
+    """GiB that programs may still take, and in all."""
+    seen = psutil.virtual_memory()
+    free, total = seen.available, seen.total
+    limit, used = _number("/sys/fs/cgroup/memory.max"), _number("/sys/fs/cgroup/memory.current")
+    if limit is not None and used is not None and limit < total:
+        free, total = min(free, limit - used), limit
+    return free / _GIB, total / _GIB
+
+
+def _number(path: str) -> int | None:
     with contextlib.suppress(OSError, ValueError):  # "max" where there is no limit
-        limit, used = (int(Path(f"/sys/fs/cgroup/memory.{name}").read_text()) for name in ("max", "current"))
-        left = (limit - used) / _GIB
-        found = left if found is None else min(found, left)
-    return found
+        return int(Path(path).read_text())
+    return None
 
 
 def run_memory(experiment: Experiment) -> float:

@@ -1,12 +1,9 @@
 """What this machine has: cores, memory, disk, a compiler, and GPUs with what they can do in FP8."""
 
-import contextlib
 import os
 import shutil
 import subprocess
 from pathlib import Path
-
-import psutil
 
 from labkit.hardware import host
 from labkit.hardware.check import Check
@@ -30,13 +27,10 @@ def cores() -> Check:
 
 def memory() -> Check:
     """What is free here, within the limit that a container sets, and how many runs that holds."""
-    total, free = psutil.virtual_memory().total, psutil.virtual_memory().available
-    limit, used = _number("/sys/fs/cgroup/memory.max"), _number("/sys/fs/cgroup/memory.current")
-    if limit is not None and used is not None and limit < total:
-        total, free = limit, min(free, limit - used)
-    runs = int(free / _GIB / RUN_MEMORY)
+    free, total = host.memory()
+    runs = int(free / RUN_MEMORY)
     need = f"a run of the tiny policy takes up to {RUN_MEMORY:g} GiB"
-    found = f"{free / _GIB:.1f} of {total / _GIB:.1f} GiB free; {need}"
+    found = f"{free:.1f} of {total:.1f} GiB free; {need}"
     if runs == 0:
         return Check("memory", "problem", found, "end other programs or kernels before you start a run")
     return Check("memory", "ok" if runs > 1 else "note", found, "" if runs > 1 else "one run at a time")
@@ -98,9 +92,3 @@ def gpu(line: str, torch_cuda: str | None) -> Check:
 
 def _dotted(capability: tuple[int, int]) -> str:
     return f"{capability[0]}.{capability[1]}"
-
-
-def _number(path: str) -> int | None:
-    with contextlib.suppress(OSError, ValueError):  # "max" where there is no limit
-        return int(Path(path).read_text())
-    return None

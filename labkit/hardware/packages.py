@@ -28,7 +28,8 @@ def vllm() -> Answer:
 def transformer_engine() -> Answer:
     if not (number := installed("transformer-engine-torch")):
         return False, "Transformer Engine is not installed: on a GPU node run labkit gpu-setup"
-    return cuda() if not cuda()[0] else (True, f"transformer-engine {number}")
+    there, why = cuda()
+    return (True, f"transformer-engine {number}") if there else (False, why)
 
 
 def ray() -> Answer:

@@ -45,10 +45,11 @@ class LocalProcesses:
     def capacity(self, experiments: Sequence[Experiment]) -> Capacity:
         threads = max((experiment.threads or 1 for experiment in experiments), default=1)
         memory = max(map(host.run_memory, experiments), default=host.RUN_MEMORY)
-        cores, free = host.cores(), host.free_memory()
-        bounds = {f"{_many(cores, 'core')}, {_many(threads, 'thread')} a cell": max(1, cores // threads)}
-        if free is not None:
-            bounds[f"{free:.1f} GiB free, up to {memory:.1f} GiB a cell"] = max(1, int(free / memory))
+        cores, (free, _) = host.cores(), host.memory()
+        bounds = {
+            f"{_many(cores, 'core')}, {_many(threads, 'thread')} a cell": max(1, cores // threads),
+            f"{free:.1f} GiB free, up to {memory:.1f} GiB a cell": max(1, int(free / memory)),
+        }
         if self._parallel is not None:
             bounds[f"{self._parallel} asked for"] = self._parallel
         slots = min(bounds.values())

@@ -6,7 +6,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from labkit.hardware import machine
+from labkit.hardware import host, machine
 from labkit.hardware.checkup import checkup
 
 H100 = "NVIDIA H100 80GB HBM3, 81559, 9.0, 570.124.06"
@@ -57,7 +57,7 @@ def test_memory_says_what_a_run_takes_and_whether_it_fits(monkeypatch: pytest.Mo
 
 
 def test_a_containers_limit_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_number", lambda path: 2 * 2**30 if path.endswith("max") else 2**30)
+    monkeypatch.setattr(host, "_number", lambda path: 2 * 2**30 if path.endswith("max") else 2**30)
     assert "of 2.0 GiB free" in machine.memory().found
 
 
