@@ -21,6 +21,7 @@ import torch
 from labkit.models.rollouts import Rollouts
 from labkit.rl.episodes import Prompter
 from labkit.rollout import Engine, Overlapping, Pending, Request
+from labkit.rollout.local import left_pad
 from labkit.tasks import Problem
 
 
@@ -34,6 +35,7 @@ class Begun:
 class Batches:
     def __init__(self, prompter: Prompter, request: Request, num_prompts: int, seed: int) -> None:
         self._prompter, self.request, self._num_prompts = prompter, request, num_prompts
+        self._seed = seed
         self._prompt_rng = random.Random(seed)
         self._sample_rng = torch.Generator().manual_seed(seed)
         self._begun: Begun | None = None
@@ -57,6 +59,15 @@ class Batches:
         before = self._states()
         problems, prompts = self._draw()
         self._begun = Begun(problems, engine.begin(prompts, self.request, self._sample_rng), before)
+
+    def first_prompts(self, pad_id: int) -> Rollouts:
+        """The prompts of batch 1, without a response. Nothing is drawn from the run's own random numbers."""
+        rng = random.Random(self._seed)
+        prompts = [self._prompter.encode(self._prompter.task.sample(rng)) for _ in range(self._num_prompts)]
+        tokens_BT, starts_B = left_pad(prompts, pad_id)
+        B, P = tokens_BT.shape
+        nothing_B = torch.zeros(B, dtype=torch.int64)
+        return Rollouts(tokens_BT, starts_B, nothing_B, torch.zeros(B, 0), nothing_B.bool(), P, 0, 0)
 
     def drop(self) -> None:
         """Take back what was begun."""

@@ -20,7 +20,6 @@ curve is the switch.
 """
 
 import dataclasses
-import random
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -49,7 +48,6 @@ from labkit.rl.ratio import log_ratio
 from labkit.rl.recalibration import initial_scales, next_scales
 from labkit.rl.refits import NOTHING_IN_FLIGHT, Refits, scales_from_dict, scales_to_dict
 from labkit.rollout import Delivery, Engine, EngineBuilder, LocalEngine, Overlapping, Request, build_engine
-from labkit.rollout.local import left_pad
 from labkit.runs.record import StepRecord
 from labkit.training import Update, build_trainer
 
@@ -96,7 +94,7 @@ class Loop:
         self.request = self.faults.request(request)
         self.trainer = build_trainer(policy, self.faults.trainer(experiment), on_microstep)
         self.on_microstep, self.policy = on_microstep, policy
-        self.pad_id, self.model_config = policy.tokenizer.pad_id, policy.config
+        self.model_config = policy.config
         one_each = Request(experiment.sampling, max_new_tokens, self.prompter.stop_ids)
         self.held_out = HeldOut(policy, self.prompter, one_each, experiment.eval_prompts, on_microstep)
 
@@ -316,13 +314,8 @@ class Loop:
 
     def _calibrate_on_prompts(self) -> KVScales:
         """Where no batch was trained yet: the prompts of step 1, without disturbing the order of the data."""
-        rng = random.Random(self.experiment.seed)
-        prompts = [self.prompter.encode(self.prompter.task.sample(rng)) for _ in range(self.settings.prompts_per_step)]
-        tokens_BT, starts_B = left_pad(prompts, self.pad_id)
-        B, P = tokens_BT.shape
-        nothing_B = torch.zeros(B, dtype=torch.int64)
-        only_prompts = Rollouts(tokens_BT, starts_B, nothing_B, torch.zeros(B, 0), nothing_B.bool(), P, 0, 0)
-        rows = list(torch.arange(B).split(self.settings.micro_batch))
+        only_prompts = self.batches.first_prompts(self.policy.tokenizer.pad_id)
+        rows = list(torch.arange(len(only_prompts)).split(self.settings.micro_batch))
         return self.trainer.calibrate(only_prompts, rows, self.version)
 
     # ---- held-out accuracy and records
