@@ -27,7 +27,7 @@ class Mark:
 
 
 class Marked(Protocol):
-    """What is needed of a run. `parent` is (id, step)."""
+    """What is needed of a run. `parent` is (id, step) of the run that this one was forked from."""
 
     @property
     def id(self) -> str: ...

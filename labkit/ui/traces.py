@@ -11,11 +11,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from labkit.config import Experiment
-from labkit.runs.record import StepRecord
 from labkit.ui import modelled, theme
 from labkit.ui.layout import axis
+from labkit.ui.marks import Marked
 from labkit.ui.panels import Curve, Floor, Panel
-from labkit.ui.series import Array, History, Points, SwitchMark, X, band, decimate, smooth
+from labkit.ui.series import Array, History, Points, X, band, decimate, smooth
 
 Key = tuple[str, int, int, str]  # run id (of a group: its first), panel, curve, what of it
 
@@ -28,27 +28,19 @@ _PLAIN = {"visible": True, "mode": "lines", "opacity": 1.0, "zorder": 0, "fill":
 }
 
 
-class RunView(Protocol):
-    """What a chart needs of a run. `parent` is (id, step) of the run that this one was forked from."""
+class RunView(Marked, Protocol):
+    """What a chart needs of a run."""
 
-    @property
-    def id(self) -> str: ...
     @property
     def label(self) -> str: ...
     @property
     def experiment(self) -> Experiment: ...
-    @property
-    def records(self) -> Sequence[StepRecord]: ...
-    @property
-    def switches(self) -> Sequence[SwitchMark]: ...
     @property
     def colour(self) -> str: ...
     @property
     def dash(self) -> str: ...
     @property
     def visible(self) -> bool: ...
-    @property
-    def parent(self) -> tuple[str, int] | None: ...
 
 
 @dataclass(frozen=True)

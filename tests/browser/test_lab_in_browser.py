@@ -53,6 +53,21 @@ def complete(page: "LabPage") -> int:
     return curves[0][1] if len(curves) == 1 and curves[0][0] >= min(curves[0][1], 250) else -1
 
 
+def restart_and_stop(page: "LabPage", run: Run) -> None:
+    """The kernel ends, the run doesn't: a new panel has all its points, and can stop it."""
+    before = run.records()[-1].step
+    page.restart_kernel()
+    assert run.alive
+    page.write_cell("import labkit as lk\nlab = lk.open_lab()\nlab")
+    page.run_all()
+    page.says("attached to")
+    page.until(lambda: complete(page) > before + 5, "every point, those before and after the restart")
+    page.press("Stop")
+    page.says("stopped")
+    assert run.status.name == "stopped"
+    assert page.errors == []
+
+
 def test_a_run_is_driven_from_the_page(open_page: OpenPage, server: "Server") -> None:
     page = panel(open_page, server, LAB)
     start(page, points=8)
@@ -106,17 +121,7 @@ def test_reload_and_kernel_restart_lose_nothing(open_page: OpenPage, server: "Se
     page.until(lambda: complete(page) > before + 5, "every point, those before and after the reload")
     page.says("running")
 
-    before = run.records()[-1].step
-    page.restart_kernel()
-    assert run.alive
-    page.write_cell("import labkit as lk\nlab = lk.open_lab()\nlab")
-    page.run_all()
-    page.says("attached to")
-    page.until(lambda: complete(page) > before + 5, "every point, those before and after the restart")
-    page.press("Stop")
-    page.says("stopped")
-    assert run.status.name == "stopped"
-    assert page.errors == []
+    restart_and_stop(page, run)
 
 
 def test_the_kernel_before_serves_the_same_panel(open_page: OpenPage, server: "Server", ipykernel_6: str) -> None:
@@ -136,16 +141,7 @@ def test_the_kernel_before_serves_the_same_panel(open_page: OpenPage, server: "S
     page.press("Resume")
     page.says("running")
 
-    before = run.records()[-1].step
-    page.restart_kernel()
-    page.write_cell("import labkit as lk\nlab = lk.open_lab()\nlab")
-    page.run_all()
-    page.says("attached to")
-    page.until(lambda: complete(page) > before + 5, "every point, those before and after the restart")
-    page.press("Stop")
-    page.says("stopped")
-    assert run.status.name == "stopped"
-    assert page.errors == []
+    restart_and_stop(page, run)
 
 
 def test_the_keyboard_is_enough(open_page: OpenPage, server: "Server") -> None:

@@ -5,36 +5,18 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from labkit.config import Experiment, preset
 from labkit.runs.process import Run
 from labkit.runs.state import RunState
 from labkit.runs.store import RunDirectory
 from labkit.ui import lab as module
 from labkit.ui.lab import Lab, open_lab
 from labkit.ui.session import MOST, Session
-
-SMALL: dict[str, Any] = {
-    **{"steps": 400, "eval_every": 400, "eval_prompts": 4, "threads": 1, "sampling.max_new_tokens": 4},
-    **{"grpo.prompts_per_step": 2, "grpo.group_size": 4, "checkpoint_every": 2},
-}
-
-
-def small(**changes: Any) -> Experiment:
-    return preset("fp8-rollout").override(SMALL | changes)
-
-
-def until(condition: Callable[[], Any], seconds: float = 60) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
-    return value
+from tests.ui.conftest import SMALL, small, until
 
 
 def noticed(session: Session) -> list[str]:
