@@ -16,8 +16,8 @@ The same module serves both sides of a run. The engine and the trainer differ on
 One forward for both is what makes "same kernels on both sides" a fact rather than a hope: with one recipe the
 train-rollout mismatch is then exactly zero.
 
-Parameters carry Hugging Face names, so a checkpoint is a `state_dict`. Left out: biases other than Q/K/V,
-sliding windows, RoPE scaling; `labkit.models.huggingface` refuses checkpoints that need them.
+Parameters carry Hugging Face names, so a checkpoint is a `state_dict`. Left out: biases other than Q/K/V and
+sliding windows; `labkit.models.huggingface` refuses checkpoints that need them.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from labkit.fp8 import Float8Linear
 from labkit.models.mlp import MLP
 from labkit.models.moe import MoEConfig, Routing, SparseMoE
+from labkit.models.rope import Llama3Scaling, rope_table, rotate
 
 Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
@@ -43,6 +44,7 @@ class DecoderConfig:
     num_kv_heads: int
     head_dim: int
     rope_theta: float = 10_000.0
+    rope_scaling: Llama3Scaling | None = None
     rms_eps: float = 1e-6
     tie_word_embeddings: bool = False
     qk_norm: bool = False
@@ -69,19 +71,6 @@ class RMSNorm(nn.Module):
         x_f32 = x.float()
         normed = x_f32 * torch.rsqrt(x_f32.pow(2).mean(-1, keepdim=True) + self.eps)
         return self.weight * normed.to(x.dtype)
-
-
-def rope_table(positions_BT: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and sin [B, 1, T, d] of the rotation angles ``position * theta^(-2i/d)``, computed in FP32."""
-    frequency_d = theta ** (-torch.arange(0, head_dim, 2, device=positions_BT.device).float() / head_dim)
-    angle_BTd = positions_BT[..., None].float() * frequency_d
-    angle_B1Td = torch.cat([angle_BTd, angle_BTd], dim=-1)[:, None]
-    return angle_B1Td.cos().to(dtype), angle_B1Td.sin().to(dtype)
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    half = x.shape[-1] // 2
-    return x * cos + torch.cat([-x[..., half:], x[..., :half]], dim=-1) * sin
 
 
 class SelfAttention(nn.Module):
@@ -156,7 +145,8 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """Hidden states [B, T, D] before the output projection; take `logits` of the positions you need."""
         x_BTD = self.model.embed_tokens(tokens_BT)
-        cos, sin = rope_table(positions_BT, self.config.head_dim, self.config.rope_theta, x_BTD.dtype)
+        config = self.config
+        cos, sin = rope_table(positions_BT, config.head_dim, config.rope_theta, config.rope_scaling, x_BTD.dtype)
         for layer in self.model.layers:
             x_BTD = layer(x_BTD, cos, sin, attention, routing)
         return self.model.norm(x_BTD)

@@ -12,15 +12,17 @@ Experts are single tensors by name in a folder, whatever a library makes of them
 follows from `decoder_sparse_step` (every n-th) and `mlp_only_layers` (not these). Their number is `num_experts`, or
 `num_local_experts` in folders that transformers 5 wrote.
 
-A checkpoint that needs anything the Decoder doesn't do (scaled RoPE, sliding windows, other biases, quantised
-weights) is refused with the key that asks for it: a model that is nearly right gives plausible
-log-probs and a mismatch nobody can explain. RoPE is read from `rope_theta` or the newer `rope_parameters` and
-written as both. Weights come from model.safetensors, or from the shards in model.safetensors.index.json.
+A checkpoint that needs anything the Decoder doesn't do (RoPE scaled otherwise than Llama 3.1's, sliding windows, other
+biases, quantised weights) is refused with the key that asks for it: a model that is nearly right gives plausible
+log-probs and a mismatch nobody can explain. RoPE is read from `rope_theta` and `rope_scaling` or the newer
+`rope_parameters`, and written as both. Weights come from model.safetensors, or from the shards that
+model.safetensors.index.json lists.
 """
 
 import json
 import math
 import shutil
+from dataclasses import astuple
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,7 @@ from torch import Tensor
 from labkit.models.decoder import Decoder, DecoderConfig
 from labkit.models.moe import MoEConfig
 from labkit.models.policy import Family, Policy
+from labkit.models.rope import Llama3Scaling
 from labkit.models.tokenizer import Tokenizer, read_json
 
 ARCHITECTURES: dict[str, Family] = {
@@ -51,6 +54,7 @@ SIZES = (
     "max_position_embeddings",
 )
 OPTIONAL_SIZES = ("num_key_value_heads", "head_dim")
+LLAMA3_ROPE = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")  # as Llama3Scaling
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -94,6 +98,7 @@ def read_config(raw: dict[str, Any]) -> tuple[Family, DecoderConfig]:
         num_heads=heads,
         num_kv_heads=raw.get("num_key_value_heads") or heads,
         head_dim=raw.get("head_dim") or raw["hidden_size"] // heads,
+        rope_scaling=_rope_scaling(raw),
         rope_theta=_rope_theta(raw),
         rms_eps=raw["rms_norm_eps"],
         tie_word_embeddings=raw.get("tie_word_embeddings", False),
@@ -180,18 +185,31 @@ def _slides(raw: dict[str, Any]) -> bool:
 
 
 def _rope_theta(raw: dict[str, Any]) -> float:
-    for key in ("rope_parameters", "rope_scaling"):
-        rope = _group(raw, key)
-        kind = rope.get("rope_type", rope.get("type", "default"))
-        if kind != "default" or any(isinstance(value, dict) for value in rope.values()):
-            raise _unsupported(key, rope, "a model with plain RoPE (rope_type default)")
-        if rope.get("partial_rotary_factor") not in (None, 1, 1.0):
-            raise _unsupported(key, rope, "a model with full RoPE")
     theta = _group(raw, "rope_parameters").get("rope_theta", raw.get("rope_theta"))
     if theta is None:
         raise ValueError("config.json gives no rope_theta (nor rope_parameters.rope_theta); add the model's own")
     _check_positive("rope_theta", theta)
     return float(theta)
+
+
+def _rope_scaling(raw: dict[str, Any]) -> Llama3Scaling | None:
+    found = None
+    for key in ("rope_parameters", "rope_scaling"):
+        rope = _group(raw, key)
+        kind = rope.get("rope_type", rope.get("type", "default"))
+        if kind not in ("default", "llama3") or any(isinstance(value, dict) for value in rope.values()):
+            raise _unsupported(key, rope, "a model with plain RoPE (rope_type default) or Llama 3.1's (llama3)")
+        if rope.get("partial_rotary_factor") not in (None, 1, 1.0):
+            raise _unsupported(key, rope, "a model with full RoPE")
+        if kind == "llama3":
+            found = _llama3(key, rope)
+    return found
+
+
+def _llama3(key: str, rope: dict[str, Any]) -> Llama3Scaling:
+    for name in LLAMA3_ROPE:
+        _check_positive(f"{key}.{name}", rope.get(name), whole=name == "original_max_position_embeddings")
+    return Llama3Scaling(*(rope[name] for name in LLAMA3_ROPE))
 
 
 def _unsupported(key: str, value: object, instead: str) -> ValueError:
@@ -270,6 +288,9 @@ def config_json(policy: Policy) -> dict[str, Any]:
     config, tokenizer = policy.config, policy.tokenizer
     architecture = next(name for name, family in ARCHITECTURES.items() if family == policy.family)
     eos_ids = list(tokenizer.eos_ids)
+    rope: dict[str, Any] = {"rope_type": "default"}
+    if config.rope_scaling:
+        rope = {"rope_type": "llama3", **dict(zip(LLAMA3_ROPE, astuple(config.rope_scaling), strict=True))}
     return {
         "architectures": [architecture],
         "model_type": policy.family,
@@ -283,7 +304,8 @@ def config_json(policy: Policy) -> dict[str, Any]:
         "hidden_act": "silu",
         "rms_norm_eps": config.rms_eps,
         "rope_theta": config.rope_theta,
-        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
+        "rope_parameters": {"rope_theta": config.rope_theta, **rope},
+        **({"rope_scaling": rope} if config.rope_scaling else {}),
         "max_position_embeddings": config.max_positions,
         "tie_word_embeddings": config.tie_word_embeddings,
         "pad_token_id": tokenizer.pad_id,

@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from labkit.models.attention import PaddedAttention
 from labkit.models.huggingface import read_config, read_folder, write_folder
 from labkit.models.policy import Policy
+from labkit.models.rope import Llama3Scaling
 from labkit.models.tokenizer import Tokenizer
 
 transformers = pytest.importorskip("transformers")
@@ -27,11 +28,16 @@ SIZES = {
 EXPERTS = {
     "head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True,
 }  # fmt: skip
+LLAMA3 = {  # of the four frequencies one stays, one lies between, two are divided
+    "rope_type": "llama3", "rope_theta": 5000.0, "factor": 8.0, "low_freq_factor": 0.04, "high_freq_factor": 1.0,
+    "original_max_position_embeddings": 16,
+}  # fmt: skip
 MOE = (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM)
 CASES = {
     "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM, {}),
     "llama-tied": (transformers.LlamaConfig, transformers.LlamaForCausalLM, {"tie_word_embeddings": True}),
     "llama-mha": (transformers.LlamaConfig, transformers.LlamaForCausalLM, {"num_key_value_heads": 6}),
+    "llama-3.1": (transformers.LlamaConfig, transformers.LlamaForCausalLM, {"rope_parameters": LLAMA3}),
     "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM, {}),
     "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM, {"head_dim": 16}),
     "qwen3-tied": (
@@ -169,6 +175,14 @@ def test_rope_theta_old_and_new_spelling():
         read_config(config)
 
 
+def test_llama3_rope_old_and_new_spelling():
+    config = json.loads(theirs("llama-3.1").config.to_json_string()) | {"architectures": ["LlamaForCausalLM"]}
+    scaling = read_config(config)[1].rope_scaling
+    assert scaling == Llama3Scaling(8.0, 0.04, 1.0, 16)
+    old = {key: value for key, value in config.pop("rope_parameters").items() if key != "rope_theta"}
+    assert read_config(config | {"rope_theta": 5000.0, "rope_scaling": old})[1].rope_scaling == scaling
+
+
 @pytest.mark.parametrize(
     ("case", "change", "message"),
     [
@@ -185,7 +199,9 @@ def test_rope_theta_old_and_new_spelling():
         ("qwen3", {"attention_bias": True}, "attention_bias = True"),
         ("llama", {"mlp_bias": True}, "mlp_bias"),
         ("llama", {"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
-        ("llama", {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "rope_parameters"),
+        ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_parameters"),
+        ("llama-3.1", {"rope_parameters": LLAMA3 | {"factor": None}}, r"rope_parameters.factor = None, not a positive"),
+        ("llama-3.1", {"rope_parameters": LLAMA3 | {"low_freq_factor": 2.0}}, "low_freq_factor 2 is not below"),
         (
             "llama",
             {"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}},
