@@ -13,7 +13,7 @@ from torch import Tensor
 
 from labkit import models
 from labkit.config import Experiment, Sampling
-from labkit.fp8 import KVScales, LinearFormat
+from labkit.fp8 import KVScales, LinearFormat, get_format
 from labkit.hardware import packages
 from labkit.models import Policy
 from labkit.models.decoder import Decoder, DecoderConfig
@@ -295,6 +295,35 @@ def test_diverged_logits_are_an_error(bf16: Any) -> None:
         sample(bf16)
     bf16.refit(TINY.weights, None, 1)
     sample(bf16)
+
+
+@pytest.mark.parametrize("fmt", ["e4m3", "e5m2"])
+def test_keys_and_values_are_stored_rounded_to_nearest(fmt: str) -> None:
+    """vLLM's kernel alone would cut the mantissa off. Its layout is its own, so what is compared is how often a code
+    occurs in the pages of one response."""
+    engine = start(FP8 | {"scaling": {"kv_format": fmt}})
+    given = scales(0, k=3e-3 if fmt == "e4m3" else 3e-5)  # a few keys are clipped
+    engine.refit(TINY.weights, given, 0)
+    seen: list[tuple[Tensor, Tensor]] = []
+    for attention in engine.serving.attentions():
+        attention.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[1:3]), prepend=True)
+    prompt = list(range(5, 15))
+    engine.generate([prompt], Request(Sampling(), 1, frozenset([2])), torch.Generator().manual_seed(0))
+    form = get_format(fmt)
+    for (k, v), blocks, k_scale, v_scale in zip(
+        seen, engine.serving.model_runner.kv_caches, given.k, given.v, strict=True
+    ):
+        wanted = [(x.float() / s).clamp(-form.max, form.max).to(form.dtype) for x, s in ((k, k_scale), (v, v_scale))]
+        expected = torch.cat([codes.view(torch.uint8).flatten() for codes in wanted])
+        stored = blocks.view(torch.uint8).flatten()
+        assert torch.equal(*(torch.bincount(codes[codes & 0x7F != 0], minlength=256) for codes in (expected, stored)))
+        assert expected.numel() == 2 * len(prompt) * TINY.config.num_kv_heads * TINY.config.head_dim
+    assert engine.saturation["k"] == pytest.approx(
+        sum(int((k.abs() > s * form.max).sum()) for (k, _), s in zip(seen, given.k, strict=True))
+        / sum(k.numel() for k, _ in seen)
+    )
+    assert engine.saturation["k"] > 0
+    engine.close()
 
 
 def test_scales_arrive_and_act_and_a_lost_one_is_seen(fp8: Any) -> None:

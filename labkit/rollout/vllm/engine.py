@@ -19,8 +19,10 @@ from labkit.fp8 import KVScales, LinearFormat
 from labkit.models.decoder import Decoder
 from labkit.models.rollouts import Rollouts
 from labkit.rollout.engine import EngineState, Request
+from labkit.rollout.kv_cache import Saturation
 from labkit.rollout.local import left_pad
 from labkit.rollout.refit import check_complete, fp8_weights, share_changed
+from labkit.rollout.vllm.cache import RoundedCache
 from labkit.rollout.vllm.launch import launch
 from labkit.rollout.vllm.plan import make_plan
 from labkit.runs.record import Active
@@ -43,8 +45,11 @@ class VLLMEngine:
         self.scale_version: int | None = None
         self.device = torch.device("cpu")  # of the weights that came last
         self.codes_changed = math.nan
-        self.saturation: dict[str, float] = {}  # what vLLM's cache clips can't be seen from outside
+        self.saturation: dict[str, float] = {}  # on a GPU what the cache clips can't be seen from outside
         self.serving = launch(self.plan, policy)
+        self.cache: RoundedCache | None = None
+        if self.plan.device == "cpu" and self.recipe.rollout.kv_cache:
+            self.cache = RoundedCache(self.serving.attentions(), self.recipe.scaling.kv_format)
 
     # ---- sampling
 
@@ -65,10 +70,14 @@ class VLLMEngine:
             "ignore_eos": True,  # the request's stop tokens are all there are
             "logprobs": 0,
         }
+        if self.cache:
+            self.cache.saturation = Saturation()
         outputs = self.serving.run(
             [(list(prompts[row]), common | {"seed": seed}) for row, seed in zip(rows_B, seeds_B, strict=True)],
             self.on_microstep,
         )
+        if self.cache:
+            self.saturation = self.cache.saturation.shares()
         tokens_BT = torch.full((len(rows_B), P + R), self.pad_id)
         tokens_BT[:, :P] = tokens_NP[rows_B]
         logprobs_BR = torch.zeros(len(rows_B), R)
@@ -171,7 +180,8 @@ class VLLMEngine:
             how = f"{num_fp8} of {total} fused layers of {engine}, {self.recipe.scaling.short_str()}, {linears.why}"
             found["rollout.linears"] = Active(state=linears.state, detail=how)
         if cache.startswith("fp8"):
-            how = f"{cache} in {engine}'s paged cache, {backend}, scales of version {self.scale_version}"
+            rounding = ", rounded to nearest by labkit's quantiser" if self.cache else ""
+            how = f"{cache} in {engine}'s paged cache{rounding}, {backend}, scales of version {self.scale_version}"
             found["rollout.kv_cache"] = Active(state="fp8", detail=how)
         if query:
             found["rollout.attention"] = Active(state="fp8", detail=f"Q, K, V and P in FP8, {engine}'s {backend}")
