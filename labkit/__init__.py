@@ -44,6 +44,7 @@ _EXPORTS = {
     "curves": "labkit.runs.report:curves",
     "demo_reading": "labkit.demo:reading",
     "demo_table": "labkit.demo:table",
+    "kernels": "labkit.analysis:kernels",
     "open_lab": "labkit.ui:open_lab",
     "open_sweep": "labkit.sweeps:open_sweep",
     "preflight": "labkit.ui.preflight:preflight",

@@ -19,7 +19,7 @@ ALLOWED = {
     "rollout": {"config", "fp8", "models", "runs.record", "hardware.packages"},
     "training": {"config", "fp8", "models", "runs.record"},
     "rl": {"config", "fp8", "models", "tasks", "rollout", "training", "runs.record", "runs.metrics"},
-    "analysis": {"config", "fp8", "models", "tasks", "rollout", "training", "rl", "runs"},
+    "analysis": {"config", "fp8", "models", "tasks", "rollout", "training", "rl", "runs", "hardware.packages"},
     "runs": {"config", "tasks", "environment", "hardware"},
     "runs.worker": {"config", "environment", "rl", "rollout", "cluster"},
     "runs.checkpoint": {"config"},

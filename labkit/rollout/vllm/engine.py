@@ -33,10 +33,17 @@ if TYPE_CHECKING:
 
 
 class VLLMEngine:
-    def __init__(self, policy: "Policy", experiment: "Experiment", on_microstep: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        policy: "Policy",
+        experiment: "Experiment",
+        on_microstep: Callable[[], None],
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> None:
+        """`dtype` of what is not FP8: FP32 is for comparing kernels, without FP8 and without reading back."""
         self.config, self.recipe, self.pad_id = policy.config, experiment.recipe, policy.tokenizer.pad_id
         self.on_microstep = on_microstep
-        self.plan = make_plan(experiment, policy.config)
+        self.plan = make_plan(experiment, policy.config, str(dtype).removeprefix("torch."))
         self.precision = LinearFormat.from_recipe(self.recipe, side="rollout")
         with torch.device("meta"):
             self.placeholders = Decoder(policy.config).weights()

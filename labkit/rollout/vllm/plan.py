@@ -60,7 +60,7 @@ class Plan:
     longest: int
 
 
-def make_plan(experiment: Experiment, config: "DecoderConfig") -> Plan:
+def make_plan(experiment: Experiment, config: "DecoderConfig", dtype: str = "bfloat16") -> Plan:
     """Raises ValueError, with the way out, for a model whose shape vLLM has no kernel for."""
     if config.moe:
         raise ValueError("vLLM gets dense models only from labkit, not a mixture of experts yet: set engine to local")
@@ -68,7 +68,7 @@ def make_plan(experiment: Experiment, config: "DecoderConfig") -> Plan:
     longest = min(config.max_positions, LONGEST)
     sequences = experiment.grpo.prompts_per_step * experiment.grpo.group_size
     arguments: dict[str, Any] = {
-        "dtype": "bfloat16",
+        "dtype": dtype,
         "load_format": "dummy",  # weights come by refit, always
         "skip_tokenizer_init": True,
         "logprobs_mode": "processed_logprobs",  # of the distribution that was sampled from; vLLM's own default is not
