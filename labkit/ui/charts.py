@@ -36,11 +36,22 @@ class LiveFigure(go.FigureWidget):
 
     plotly reports the figure as it was made; later changes go out as messages, which a page that loads anew has missed.
     `changing()` keeps the state from being read while it is half changed.
+
+    It is made known to the page when it is complete. plotly does so before there are data, which follow as a message; a
+    busy page draws the empty figure first, and a drawn one takes no notice of data.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._change_lock = threading.RLock()
+        self._complete = False
         super().__init__(*args, **kwargs)
+        self._config = {"displaylogo": False, "responsive": True, "toImageButtonOptions": {"format": "svg"}}
+        self._complete = True
+        self.open()
+
+    def open(self) -> None:
+        if self._complete:
+            super().open()
 
     def changing(self) -> AbstractContextManager[Any]:
         return self._change_lock
@@ -82,7 +93,6 @@ class Charts:
             for name in ("More metrics", "and")
         )
         self.figure = LiveFigure(data=anchors(), layout=layout(SIX, "step", floors(SIX, {})))
-        self.figure._config = {"displaylogo": False, "responsive": True, "toImageButtonOptions": {"format": "svg"}}
         self.latest = ipywidgets.HTML()
         controls = ipywidgets.Box(
             [self.x, self.log, self.smoothing, self.seeds, self.speed, *self.more],
