@@ -1,8 +1,8 @@
 """Ray, as far as labkit uses it: a cluster, actors, calls. The only file that imports it.
 
-A local cluster is started by the process that connects and dies with it, even when that is killed: the kernel ends Ray's
-servers with their parent, and actors end when they miss their node (about 2 s); two idle agents of Ray notice after a
-minute. An actor belongs to the process that started it, and ends with that too.
+A local cluster is started by the process that connects and dies with it, even when that is killed: the kernel ends
+Ray's servers with their parent, and actors end when they miss their node (about 2 s); two idle agents of Ray notice
+after a minute. An actor belongs to the process that started it, and ends with that too.
 """
 
 import contextlib
