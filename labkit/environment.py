@@ -12,6 +12,7 @@
 import contextlib
 import ctypes
 import os
+import signal
 import sys
 from typing import Any
 
@@ -36,6 +37,13 @@ def for_worker(same_kernels: bool, threads: int | None) -> dict[str, str]:
     kernels = BATCH_INVARIANT_KERNELS if same_kernels else FASTEST_KERNELS
     environment = {**SLEEPING_THREADS, **kernels, "PYTHONUNBUFFERED": "1", **by_user}
     return environment if threads is None else {**environment, "OMP_NUM_THREADS": str(threads)}
+
+
+def end_with_parent() -> None:
+    """Have Linux send this process SIGTERM when the one that started it ends, however it does."""
+    with contextlib.suppress(OSError, AttributeError):
+        libc: Any = ctypes.CDLL(None)
+        libc.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def keep_heap() -> None:

@@ -23,7 +23,7 @@ ALLOWED = {
     "runs": {"config", "tasks", "environment", "hardware"},
     "runs.worker": {"config", "environment", "rl", "rollout", "cluster"},
     "runs.checkpoint": {"config"},
-    "sweeps": {"config", "runs", "hardware"},
+    "sweeps": {"config", "runs", "hardware", "environment", "cluster"},
     "ui": {"config", "runs", "hardware", "sweeps"},
     "explorer": {"fp8", "ui.theme"},
     "hardware": {"config"},

@@ -30,7 +30,7 @@ from labkit.analysis.batch import Batch
 from labkit.config import Recipe, Sampling
 from labkit.config.cluster import Cluster
 from labkit.config.recipe import Rollout
-from labkit.hardware import packages
+from labkit.hardware.packages import vllm as vllm_package
 from labkit.models.attention import PaddedAttention
 from labkit.models.huggingface import write_folder
 from labkit.models.policy import Policy
@@ -102,7 +102,7 @@ def kernels(batch: Batch) -> Kernels:
 def _missing(batch: Batch) -> Iterator[tuple[str, str]]:
     if importlib.util.find_spec("transformers") is None:
         yield "transformers", "it is not installed: pip install transformers"
-    there, why = packages.vllm()
+    there, why = vllm_package()
     if not there:
         yield "vLLM", why
     elif batch.policy.config.moe:

@@ -17,9 +17,14 @@ if TYPE_CHECKING:
     from labkit.runs.record import StepRecord
     from labkit.sweeps import Cell, Finished, Sweep
     from labkit.sweeps.campaign import Campaign
+    from labkit.sweeps.executor import Executor
 
 Parallel = Annotated[int | None, typer.Option(min=1, help="cells at once, if cores and memory allow as many")]
 Retry = Annotated[bool, typer.Option("--retry", help="do cells that failed again")]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(help='cells over Ray: "local" for one of the sweep\'s own, or HOST:PORT of a cluster that is there'),
+]
 Html = Annotated[Path | None, typer.Option(help="write the report to this page")]
 
 
@@ -42,17 +47,19 @@ app.add_typer(sweeps, name="sweep")
 def run(
     file: Annotated[Path, typer.Argument(help="a YAML file: preset or experiment, axes or arms, seeds, question")],
     parallel: Parallel = None,
+    ray_address: RayAddress = None,
     retry: Retry = False,
     html: Html = None,
 ) -> None:
     """Carry a sweep out, or go on with it. Ctrl-C stops its cells with a checkpoint, a second one kills them."""
-    from labkit.sweeps import Plan, Sweep
+    from labkit.sweeps import Plan, Sweep, executor_for
 
     check_output("--html", html)
     if not file.is_file():
         raise ValueError(f"no file {file}")
     sweep = Sweep.create(Plan.from_file(file))
-    drive(sweep, parallel, retry, again=f"labkit sweep {file}", then=lambda: show(sweep, html))
+    with executor_for(parallel, ray_address) as where:
+        drive(sweep, where, retry, again=f"labkit sweep {file}", then=lambda: show(sweep, html))
 
 
 @sweeps.command("report")
@@ -82,10 +89,12 @@ def claims(
     seeds: Annotated[int, typer.Option(min=1, help="seeds of each arm: 0, 1, …")] = 3,
     steps: Annotated[int | None, typer.Option(min=1, help="GRPO steps of each cell; 60 if not given")] = None,
     parallel: Parallel = None,
+    ray_address: RayAddress = None,
     retry: Retry = False,
     html: Annotated[Path | None, typer.Option(help="write the table and its sources to this page")] = None,
 ) -> None:
     """What NVIDIA says about FP8 RL beside what this lab finds. With a name: run it, or go on with it."""
+    from labkit.sweeps import executor_for
     from labkit.sweeps.campaign import Campaign
     from labkit.sweeps.claims import CLAIMS, find
 
@@ -95,7 +104,9 @@ def claims(
     if name:
         console.print(campaign.estimate(), highlight=False)
         options = f" --seeds {seeds}" + (f" --steps {steps}" if steps else "")
-        drive(campaign, parallel, retry, again=f"labkit claims {name}{options}", then=lambda: _table(campaign, html))
+        again = f"labkit claims {name}{options}"
+        with executor_for(parallel, ray_address) as where:
+            drive(campaign, where, retry, again, then=lambda: _table(campaign, html))
         return
     listed = Table(title="claims", title_justify="left", show_lines=True)
     for column in ("name", "what is claimed", "source"):
@@ -126,16 +137,13 @@ def _table(campaign: "Campaign", html: Path | None) -> None:
         console.print(f"claims: {html} (open it in a browser)", highlight=False)
 
 
-def drive(sweep: "Sweep | Campaign", parallel: int | None, retry: bool, again: str, then: Callable[[], None]) -> None:
+def drive(sweep: "Sweep | Campaign", where: "Executor", retry: bool, again: str, then: Callable[[], None]) -> None:
     """Drive it with a bar for every cell at work, a line for each that ended, and, interrupted or not, `then`."""
-    from labkit.sweeps import LocalProcesses
-
-    executor = LocalProcesses(parallel)
     console.print(f"{len(sweep.cells)} cells in {sweep.path}", highlight=False)
-    console.print(executor.capacity([cell.experiment for cell in sweep.cells]).why, highlight=False)
+    console.print(where.capacity([cell.experiment for cell in sweep.cells]).why, highlight=False)
     try:
         with SweepDisplay(len(sweep.cells)) as display:
-            for finished in sweep.run(executor, retry, display.step):
+            for finished in sweep.run(where, retry, display.step):
                 display.finished(finished)
     except KeyboardInterrupt:
         then()

@@ -1,8 +1,8 @@
 """Ray, as far as labkit uses it: a cluster, actors, calls. The only file that imports it.
 
-A local cluster is started by the worker process and dies with it, even when that is killed: the kernel ends Ray's
-servers with their parent, and actors end when they miss their node (about 2 s). An actor belongs to the process that
-started it, and ends with that too.
+A local cluster is started by the process that connects and dies with it, even when that is killed: the kernel ends
+Ray's servers with their parent, and actors end when they miss their node (about 2 s); two idle agents of Ray notice
+after a minute. An actor belongs to the process that started it, and ends with that too.
 """
 
 import contextlib
@@ -110,6 +110,11 @@ def _check_room(needed: list[Reservation]) -> None:
             )
 
 
+def nodes() -> list[dict[str, float]]:
+    """The resources of every node that lives: CPU, GPU, memory (bytes)."""
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
 class Call:
     """Something asked of an actor."""
 
@@ -134,7 +139,12 @@ class Actor:
     """An object of a class of ours in a process of its own. Two threads: calls one after the other, and control."""
 
     def __init__(self, body: type, reserved: Reservation, environment: dict[str, str], *args: Any) -> None:
-        remote = ray.remote(num_cpus=reserved.cpus, num_gpus=reserved.gpus, concurrency_groups={"control": 1})(body)
+        remote = ray.remote(
+            num_cpus=reserved.cpus,
+            num_gpus=reserved.gpus,
+            memory=reserved.memory or None,
+            concurrency_groups={"control": 1},
+        )(body)
         self._handle = remote.options(runtime_env={"env_vars": environment}).remote(*args)
 
     def call(self, method: str, *args: Any) -> Call:

@@ -19,6 +19,7 @@ TRAINER, ROLLOUT = "trainer", "rollout"
 class Reservation:
     cpus: int
     gpus: int
+    memory: int = 0  # bytes; 0 reserves none
 
 
 @dataclass(frozen=True)

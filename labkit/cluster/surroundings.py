@@ -10,6 +10,7 @@ back, so that an actor computes with as many as a worker process would.
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from labkit import environment
@@ -26,6 +27,7 @@ _THREADS = "OMP_NUM_THREADS"
 def prepare() -> None:
     """For Ray itself; before it is imported."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 would starve actors beside ordinary processes
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else it warns; CUDA_VISIBLE_DEVICES is ours
     if _LIGHT not in sys.path:
         sys.path.insert(0, _LIGHT)
@@ -33,9 +35,9 @@ def prepare() -> None:
         os.environ["PYTHONPATH"] = f"{_LIGHT}{os.pathsep}{before}" if before else _LIGHT
 
 
-def for_actor(experiment: Experiment) -> dict[str, str]:
-    """The environment variables of an actor that computes for this Experiment."""
-    passed_on = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
+def for_actor(experiment: Experiment, of_worker: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The environment variables of an actor that computes for this Experiment, from those of its worker process."""
+    passed_on = {name: value for name, value in of_worker.items() if name.startswith(_PASSED_ON)}
     if experiment.device == "cpu":
         passed_on["CUDA_VISIBLE_DEVICES"] = ""  # Ray shows all GPUs to actors that reserve none
     return passed_on
@@ -52,5 +54,5 @@ def enter(log: Path, threads_asked: bool) -> None:
     environment.keep_heap()
 
 
-def threads_asked() -> bool:
-    return _THREADS in os.environ
+def threads_asked(of_worker: Mapping[str, str] = os.environ) -> bool:
+    return _THREADS in of_worker

@@ -255,16 +255,17 @@ class Run:
                 raise TimeoutError(f"{self.id} is still {status} after {timeout} s")
             time.sleep(_POLL)
 
-    def resume_from_checkpoint(self) -> None:
+    def resume_from_checkpoint(self, with_parent: bool = False) -> None:
         """Continue a stopped, failed or killed run from its last checkpoint, in the same directory.
 
         Steps after the checkpoint are cut and done again, bit for bit as they were; a run without a
-        checkpoint begins anew. Returns as soon as the new worker is started, like `start`.
+        checkpoint begins anew. Returns as soon as the new worker is started, like `start`. `with_parent`: the worker
+        stops when this process ends.
         """
         with self._lock() as held:
             self._check_resumable()
             self.records()  # a line that can't be read is better said here than in the worker's log
-            self._launch(held)
+            self._launch(held, with_parent)
 
     # how
 
@@ -300,15 +301,16 @@ class Run:
             raise RunError(f"cannot {command} {self.id}: it is {status}")
         self.directory.append_command(command, **detail)
 
-    def _launch(self, held: int) -> None:
+    def _launch(self, held: int, with_parent: bool = False) -> None:
         """Start the worker, which inherits the lock."""
         self.directory.clear_commands()
         self.directory.beat()
         launched = RunState("starting")
         self.directory.write_state(launched)
+        options = ["--with-parent"] if with_parent else []
         with (self.path / "worker.log").open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "labkit.runs.worker", str(self.path), "--locked"],
+                [sys.executable, "-m", "labkit.runs.worker", str(self.path), "--locked", *options],
                 pass_fds=[held],
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -235,8 +235,9 @@ def _beat(directory: RunDirectory) -> None:
         time.sleep(_HEARTBEAT)
 
 
-def main(path: str, locked: bool = False) -> None:
-    """`locked`: a client took the lock for this process, which keeps it open to its end."""
+def main(path: str, locked: bool = False, with_parent: bool = False) -> None:
+    """`locked`: a client took the lock for this process, which keeps it open to its end. `with_parent`: the end of the
+    process that started this one is a stop."""
     directory = RunDirectory(Path(path))
     if not locked:
         try:
@@ -246,10 +247,12 @@ def main(path: str, locked: bool = False) -> None:
     worker = Worker(directory)
     signal.signal(signal.SIGTERM, lambda *_: setattr(worker.commands, "terminated", True))
     threading.Thread(target=_beat, args=(directory,), daemon=True).start()
+    if with_parent:
+        environment.end_with_parent()
     environment.keep_heap()
     if worker.carry_out() == "failed":
         sys.exit(1)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], locked="--locked" in sys.argv[2:])
+    main(sys.argv[1], locked="--locked" in sys.argv[2:], with_parent="--with-parent" in sys.argv[2:])

@@ -8,6 +8,7 @@
     plan           what is asked: experiment, axes or arms, seeds, baseline; checked as a whole before anything starts
     sweep          its folder: sweep.yaml, a Run for each cell, and what is known about them
     drive          starts and resumes cells, as many at once as executor says; survives being killed
+    over_ray       the executor that gives them to a Ray cluster
     statistics     paired by seed: intervals, tests, verdicts in words, seeds needed
     results        from the records of cells to those verdicts
     report         the same as a page, as Markdown and as CSV
@@ -26,6 +27,7 @@ _EXPORTS = {
     "Plan": "plan",
     "Results": "results",
     "Sweep": "sweep",
+    "executor_for": "executor",
     "open_sweep": "sweep",
     "sweep_of": "sweep",
 }

@@ -14,7 +14,7 @@ A cell that ends badly while it is watched isn't started again by the same drive
 One process drives a folder at a time (a lock that the system drops when it ends, however it ends). An interrupt stops
 the cells with a checkpoint and waits for them; a second one kills them.
 
-    python -m labkit.sweeps.drive FOLDER [--parallel N] [--retry]      what `Sweep.start` runs in the background
+    python -m labkit.sweeps.drive FOLDER [--parallel N] [--ray-address A] [--retry]      what `Sweep.start` runs
 """
 
 import argparse
@@ -32,7 +32,7 @@ from labkit.runs import lock
 from labkit.runs.process import Run
 from labkit.runs.record import StepRecord
 from labkit.runs.store import RunError
-from labkit.sweeps.executor import Executor
+from labkit.sweeps.executor import Executor, executor_for
 from labkit.sweeps.plan import Cell
 
 Standing = Literal["missing", "running", "unfinished", "done", "failed"]
@@ -80,7 +80,7 @@ def standing_of(run: Run | None) -> Standing:
 
 
 def drive(
-    cells: Sequence[Cell], folder: Path, executor: Executor, retry: bool = False, on_record: OnRecord | None = None
+    cells: Sequence[Cell], folder: Path, where: Executor, retry: bool = False, on_record: OnRecord | None = None
 ) -> Iterator[Finished]:
     """See the head. Raises RunError if another process drives this folder."""
     with _locked(folder):
@@ -95,13 +95,13 @@ def drive(
                 yield Finished(cell, run, standing, run.status.reason, before=True)
             else:
                 waiting.append(cell)
-        slots = executor.capacity([cell.experiment for cell in cells]).slots
+        slots = where.capacity([cell.experiment for cell in cells]).slots
         try:
             while waiting or watched:
                 while waiting and len(watched) < slots:
                     cell = waiting.pop(0)
                     with _uninterrupted():  # no worker may be left that nobody watches
-                        watched[cell.id] = (cell, _begin(cell, runs[cell.id], folder, executor))
+                        watched[cell.id] = (cell, _begin(cell, runs[cell.id], folder, where))
                 for cell, run in list(watched.values()):
                     status = run.status  # first: a run that has ended writes no record after it
                     for record in run.tail():
@@ -119,11 +119,8 @@ def drive(
             raise
 
 
-def _begin(cell: Cell, run: Run | None, folder: Path, executor: Executor) -> Run:
-    if run is None:
-        return executor.start(cell, folder)
-    run.resume_from_checkpoint()
-    return run
+def _begin(cell: Cell, run: Run | None, folder: Path, where: Executor) -> Run:
+    return where.start(cell, folder) if run is None else where.resume(run)
 
 
 @contextlib.contextmanager
@@ -175,18 +172,18 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def main() -> None:
-    from labkit.sweeps.executor import LocalProcesses
     from labkit.sweeps.sweep import Sweep
 
     parser = argparse.ArgumentParser(prog="labkit.sweeps.drive")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--parallel", type=int)
+    parser.add_argument("--ray-address")
     parser.add_argument("--retry", action="store_true")
     given = parser.parse_args()
     for number in (signal.SIGTERM, signal.SIGINT):  # a background process may have inherited that SIGINT is ignored
         signal.signal(number, signal.default_int_handler)
-    with contextlib.suppress(KeyboardInterrupt):
-        for finished in Sweep.open(given.folder).run(LocalProcesses(given.parallel), retry=given.retry):
+    with contextlib.suppress(KeyboardInterrupt), executor_for(given.parallel, given.ray_address) as where:
+        for finished in Sweep.open(given.folder).run(where, retry=given.retry):
             print(finished, flush=True)
 
 

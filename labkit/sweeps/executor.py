@@ -4,17 +4,19 @@
 
     cores / threads of a cell,    free memory / memory of a cell,    what was asked for
 
-allow, whichever is least, and `Capacity.why` says which it was. Another executor (a cluster) has the same two methods.
+allow, whichever is least, and `Capacity.why` says which it was. `labkit.sweeps.over_ray` gives them to a Ray cluster.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from labkit.config import Experiment
-from labkit.hardware import host
+from labkit.hardware import host, packages
 from labkit.runs.process import Run
+from labkit.runs.store import RunError
 from labkit.sweeps.plan import Cell
 
 
@@ -33,6 +35,34 @@ class Executor(Protocol):
         """Start a cell in the folder. Returns at once."""
         ...
 
+    def resume(self, run: Run) -> Run:
+        """Go on with a cell from its last checkpoint. Returns at once, with the Run to be watched."""
+        ...
+
+
+@contextmanager
+def executor_for(parallel: int | None = None, ray_address: str | None = None) -> Iterator[Executor]:
+    """Processes on this machine, or a Ray cluster: "local" for one of its own, HOST:PORT for one that is there."""
+    if ray_address is None:
+        yield LocalProcesses(parallel)
+        return
+    there, why = packages.ray()
+    if not there:
+        raise RunError(f"--ray-address: not available here: {why}")
+    from labkit.sweeps.over_ray import over_ray
+
+    with over_ray(ray_address, parallel) as cells:
+        yield cells
+
+
+def at_once(bounds: Mapping[str, int], asked: int | None) -> Capacity:
+    """The least of what is there, by its description, and of what was asked for."""
+    bounds = {**bounds, **({} if asked is None else {f"{asked} asked for": asked})}
+    slots = min(bounds.values())
+    deciding = next(words for words, bound in bounds.items() if bound == slots)
+    others = [words for words in bounds if words != deciding]
+    return Capacity(slots, f"{slots} at once: {deciding}" + (f" ({'; '.join(others)})" if others else ""))
+
 
 class LocalProcesses:
     """Worker processes on this machine, at most `parallel` at a time (None: as many as fit)."""
@@ -50,15 +80,14 @@ class LocalProcesses:
             f"{_many(cores, 'core')}, {_many(threads, 'thread')} a cell": max(1, cores // threads),
             f"{free:.1f} GiB free, up to {memory:.1f} GiB a cell": max(1, int(free / memory)),
         }
-        if self._parallel is not None:
-            bounds[f"{self._parallel} asked for"] = self._parallel
-        slots = min(bounds.values())
-        deciding = next(words for words, bound in bounds.items() if bound == slots)
-        others = [words for words in bounds if words != deciding]
-        return Capacity(slots, f"{slots} at once: {deciding}" + (f" ({'; '.join(others)})" if others else ""))
+        return at_once(bounds, self._parallel)
 
     def start(self, cell: Cell, folder: Path) -> Run:
         return Run.start(cell.experiment, folder, cell.id)
+
+    def resume(self, run: Run) -> Run:
+        run.resume_from_checkpoint()
+        return run
 
 
 def _many(count: int, what: str) -> str:

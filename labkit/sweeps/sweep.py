@@ -103,12 +103,13 @@ class Sweep:
 
     # in the background
 
-    def start(self, parallel: int | None = None, retry: bool = False) -> None:
+    def start(self, parallel: int | None = None, retry: bool = False, ray_address: str | None = None) -> None:
         """Drive the sweep in a process of its own, which outlives this one. Returns at once."""
         if self.driver is not None:
             raise RunError(f"{self.path.name} is driven by process {self.driver} already")
         LocalProcesses(parallel)  # a wrong number is said here
         options = [] if parallel is None else ["--parallel", str(parallel)]
+        options += [] if ray_address is None else ["--ray-address", ray_address]
         command = [sys.executable, "-m", "labkit.sweeps.drive", str(self.path), *options, *(["--retry"] * retry)]
         with (self.path / "sweep.log").open("ab") as log:
             subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
