@@ -88,6 +88,7 @@ def claims(
     name: Annotated[str, typer.Argument(help="a claim, or all; they are listed if not given", metavar="[NAME]")] = "",
     seeds: Annotated[int, typer.Option(min=1, help="seeds of each arm: 0, 1, …")] = 3,
     steps: Annotated[int | None, typer.Option(min=1, help="GRPO steps of each cell; 60 if not given")] = None,
+    model: Annotated[str, typer.Option(help="put them to this model; smollm2, for one")] = "tiny",
     parallel: Parallel = None,
     ray_address: RayAddress = None,
     retry: Retry = False,
@@ -100,10 +101,11 @@ def claims(
 
     check_output("--html", html)
     chosen = find(name or "all")
-    campaign = Campaign(chosen, seeds, steps)
+    campaign = Campaign(chosen, seeds, steps, model=model)
     if name:
         console.print(campaign.estimate(), highlight=False)
         options = f" --seeds {seeds}" + (f" --steps {steps}" if steps else "")
+        options += f" --model {model}" if model != "tiny" else ""
         again = f"labkit claims {name}{options}"
         with executor_for(parallel, ray_address) as where:
             drive(campaign, where, retry, again, then=lambda: _table(campaign, html))

@@ -308,6 +308,8 @@ class Run:
         launched = RunState("starting")
         self.directory.write_state(launched)
         options = ["--with-parent"] if with_parent else []
+        for worker in _workers.values():
+            worker.process.poll()  # of one that has ended the system still keeps a trace until it is asked
         with (self.path / "worker.log").open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "labkit.runs.worker", str(self.path), "--locked", *options],

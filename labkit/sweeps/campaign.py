@@ -3,6 +3,8 @@
 Cells lie in <root>/claims under names that end in a hash of their content, so claims that are run one after the other
 share them too, and so do later campaigns with more seeds. The table can be made at any time from what is there.
 
+Claims are put to the tiny policies, or to the model that is given; those about a mixture of experts keep their own.
+
 Verdicts on an expectation, from the paired 95 % interval of the arms' difference:
 
     as published    the interval lies on the published side of 0; for "same", inside the margin
@@ -11,6 +13,7 @@ Verdicts on an expectation, from the paired 95 % interval of the arms' differenc
     open            nothing is published: what was found stands for itself
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +32,7 @@ from labkit.sweeps.results import QUANTITIES, Results
 from labkit.sweeps.statistics import Paired, interval, paired, short, signed
 from labkit.sweeps.sweep import Sweep
 
-SECONDS_PER_STEP = 1.0  # of the tiny policy on one core of a server CPU
+SECONDS_PER_STEP = {"tiny": 1.0, "tiny-moe": 1.4, "smollm2": 4.5}  # on one core of a server CPU
 HEAD = ("claim", "comparison", "published", "here", "n", "verdict", "minutes")
 
 
@@ -54,14 +57,19 @@ class Campaign:
     """Claims over the same seeds and steps, in one folder."""
 
     def __init__(
-        self, claims: Sequence[Claim], seeds: int = 3, steps: int | None = None, root: str | Path | None = None
+        self,
+        claims: Sequence[Claim],
+        seeds: int = 3,
+        steps: int | None = None,
+        root: str | Path | None = None,
+        model: str = "tiny",
     ) -> None:
         self.path = (runs_root(root) / "claims").absolute()
         self.claims = list(claims)
         pool: dict[str, Cell] = {}
         self.sweeps: dict[str, Sweep] = {}
         for claim in claims:
-            plan = _plan(claim, seeds, steps)
+            plan = _plan(claim, seeds, steps, model)
             cells = [self._pooled(cell, pool) for cell in plan.cells()]
             self.sweeps[claim.name] = Sweep(plan, self.path, cells)
         self.cells = tuple(sorted(pool.values(), key=lambda cell: cell.seed))  # seed by seed, as a sweep goes
@@ -91,11 +99,10 @@ class Campaign:
     def estimate(self) -> str:
         """Cells and time, from the steps that are left."""
         left = self.left()
-        minutes = sum(cell.experiment.steps for cell in left) * SECONDS_PER_STEP / 60
+        seconds = sum(cell.experiment.steps * SECONDS_PER_STEP.get(cell.experiment.model, math.nan) for cell in left)
         shared = sum(len(sweep.cells) for sweep in self.sweeps.values()) - len(self.cells)
-        return (
-            f"{len(self.cells)} cells ({shared} more are shared between claims), {len(left)} of them not done: "
-            f"about {minutes:.0f} minutes on one core"
+        return f"{len(self.cells)} cells ({shared} more are shared between claims), {len(left)} of them not done" + (
+            "" if math.isnan(seconds) else f": about {seconds / 60:.0f} minutes on one core"
         )
 
     def rows(self) -> list[Row]:
@@ -119,9 +126,9 @@ class Campaign:
         return found
 
 
-def _plan(claim: Claim, seeds: int, steps: int | None) -> Plan:
+def _plan(claim: Claim, seeds: int, steps: int | None, model: str) -> Plan:
     changes = claim.experiment | ({} if steps is None else {"steps": steps, "eval_every": max(1, steps // 6)})
-    model = changes.get("model", "tiny")
+    model = changes.get("model", model)
     experiment = preset("bf16", model, **{key: value for key, value in changes.items() if key != "model"})
     return Plan(
         name=f"claim-{claim.name}", question=claim.statement, experiment=experiment, arms=claim.arms,

@@ -3,6 +3,7 @@
     labkit claims                       # what is claimed, and the table of what has been run here
     labkit claims end-to-end            # run one of them
     labkit claims all                   # all, each cell once
+    labkit claims rollout-only --model smollm2 --steps 12
 
 A claim has arms and expectations: an arm against another (or, for a cost, against the published range), in one
 quantity, with the direction that was published. "same" needs a margin: it is shown where the whole interval lies inside

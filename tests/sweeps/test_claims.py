@@ -43,6 +43,14 @@ def test_claims_share_cells_by_content(root: Path) -> None:
     assert everything.estimate().startswith(f"{len(everything.cells)} cells")
 
 
+def test_claims_can_be_put_to_another_model(root: Path) -> None:
+    asked = Campaign(find("all"), seeds=1, steps=12, root=root, model="tiny-moe")
+    assert {cell.experiment.model for cell in asked.cells} == {"tiny-moe"}
+    tiny = Campaign(find("moe-parity"), seeds=1, steps=12, root=root)
+    assert {cell.id for cell in tiny.cells} <= {cell.id for cell in asked.cells}  # which is about that model anyway
+    assert tiny.estimate().endswith("3 of them not done: about 1 minutes on one core")
+
+
 LESS = Expectation("a", "b", "heldout_end", "lower")
 SAME = Expectation("a", "b", "heldout_end", "same", margin=0.03)
 
