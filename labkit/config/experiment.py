@@ -6,10 +6,11 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from labkit.config import engines, experts, faults
+from labkit.config import engines, experts, faults, lora
 from labkit.config.cluster import Cluster
 from labkit.config.errors import ConfigError, did_you_mean, wrong
 from labkit.config.locations import model_folder
+from labkit.config.lora import Lora
 from labkit.config.recipe import Recipe
 from labkit.config.settings import Float, Int, Name, Settings
 
@@ -106,6 +107,7 @@ class Experiment(Settings):
     task_options: Annotated[dict[str, Any], AfterValidator(_plain)] = Field(default={})
     grpo: GRPO = GRPO()
     sampling: Sampling = Sampling()
+    lora: Lora = Lora()  # rank 0: all weights are trained
     engine: Literal["local", "vllm"] = "local"
     trainer: Literal["local", "te"] = "local"
     device: Literal["cpu", "cuda"] = "cpu"
@@ -129,6 +131,7 @@ class Experiment(Settings):
         faults.check(self)
         engines.check(self)
         experts.check(self)
+        lora.check(self)
         correction = self.recipe.correction
         if self.grpo.staleness >= self.steps:
             what = f"{self.grpo.staleness} of {self.steps} steps: the engine would never see an update"
@@ -158,7 +161,8 @@ class Experiment(Settings):
         raise wrong("task", f"model {self.model} has none of its own; choose one of {TASK_FORMS}")
 
     def _own_name(self) -> str:
-        return f"{self.recipe.name}-{PurePath(self.model).name or self.model}-s{self.seed}"
+        adapters = f"-lora{self.lora.rank}" if self.lora.rank else ""
+        return f"{self.recipe.name}-{PurePath(self.model).name or self.model}{adapters}-s{self.seed}"
 
     def _merged(self, changes: dict[str, Any]) -> dict[str, Any]:
         changes = dict(changes)
