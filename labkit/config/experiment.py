@@ -149,6 +149,10 @@ class Experiment(Settings):
         own = (self.engine, self.trainer, self.device) == ("local", "local", "cpu")
         return own and self.trainer_attention == "math"
 
+    def short_str(self) -> str:
+        """One line: the recipe's, and whether adapters are trained."""
+        return f"{self.recipe.short_str()} {self.lora.short_str()}".rstrip()
+
     def _own_task(self) -> str:
         if self.model in MODEL_TASKS:
             return MODEL_TASKS[self.model]
@@ -161,8 +165,8 @@ class Experiment(Settings):
         raise wrong("task", f"model {self.model} has none of its own; choose one of {TASK_FORMS}")
 
     def _own_name(self) -> str:
-        adapters = f"-lora{self.lora.rank}" if self.lora.rank else ""
-        return f"{self.recipe.name}-{PurePath(self.model).name or self.model}{adapters}-s{self.seed}"
+        parts = [self.recipe.name, PurePath(self.model).name or self.model, self.lora.short_str(), f"s{self.seed}"]
+        return "-".join(filter(None, parts))
 
     def _merged(self, changes: dict[str, Any]) -> dict[str, Any]:
         changes = dict(changes)

@@ -32,6 +32,9 @@ class Lora(Settings):
             raise wrong("rank", "0 trains all weights, so alpha and targets have no effect; set a rank or drop them")
         return self
 
+    def short_str(self) -> str:
+        return f"lora{self.rank}" if self.rank else ""
+
     def _merged(self, changes: dict[str, Any]) -> dict[str, Any]:
         if changes.get("rank", self.rank) == 0:
             changes = {"alpha": 32.0, "targets": _ALL} | changes

@@ -88,3 +88,14 @@ def base(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def only_adapters(names: Iterable[str]) -> bool:
     """Whether a refit brings nothing else: the base it goes with is there already."""
     return all(map(is_adapter, names))
+
+
+def merged(weights: Mapping[str, Tensor], settings: Lora) -> dict[str, Tensor]:
+    """The weights of one model without adapters: W + alpha / r · B A, summed in FP32, in the type of W."""
+    whole = base(weights)
+    for name in whole:
+        layer = name.removesuffix(".weight")
+        if (a := weights.get(f"{layer}.lora_A.weight")) is not None:
+            update = weights[f"{layer}.lora_B.weight"].float() @ a.float() * (settings.alpha / settings.rank)
+            whole[name] = (whole[name].float() + update).to(whole[name].dtype)
+    return whole
