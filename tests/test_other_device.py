@@ -167,9 +167,10 @@ def test_a_trainer_elsewhere_learns_the_same(name: str, packing: bool, elsewhere
     assert torch.equal(again.logprobs(rollouts, ROWS)[0], found[-1])
 
 
-def test_a_whole_run_elsewhere_has_the_same_records(elsewhere: None) -> None:
+@pytest.mark.parametrize("changes", [{}, {"lora.rank": 8, "recipe.train.wgrad": False}], ids=["all", "adapters"])
+def test_a_whole_run_elsewhere_has_the_same_records(changes: dict[str, Any], elsewhere: None) -> None:
     small = {"steps": 2, "grpo.prompts_per_step": 4, "grpo.group_size": 2, "grpo.micro_batch": 4}
-    experiment = preset("fp8-e2e-kv").override({**small, "eval_every": 2, "eval_prompts": 8})
+    experiment = preset("fp8-e2e-kv").override({**small, "eval_every": 2, "eval_prompts": 8, **changes})
     here, there = (
         list(Loop(experiment.override({"device": device})).steps()) for device in ("cpu", "cuda")
     )  # fmt: skip

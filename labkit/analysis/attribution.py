@@ -42,6 +42,7 @@ from labkit.analysis.batch import Batch
 from labkit.fp8 import Float8Linear, LinearFormat, fake_quantize, to_grid
 from labkit.models.attention import PaddedAttention
 from labkit.models.decoder import Attention, Decoder
+from labkit.models.lora import LoRALinear, attach
 from labkit.models.moe import set_router
 from labkit.rl.metrics import mismatch
 from labkit.rollout.kv_cache import KVCache, KVPrecision
@@ -249,7 +250,7 @@ class _Model:
 
     def __init__(self, batch: Batch, weights: dict[str, Tensor], dtype: torch.dtype) -> None:
         recipe, config = batch.experiment.recipe, batch.policy.config
-        self.decoder = Decoder(config, dtype).requires_grad_(False)
+        self.decoder = attach(Decoder(config, dtype), batch.experiment.lora).requires_grad_(False)
         self.decoder.load_weights(weights)
         set_router(self.decoder, recipe)
         fmt = LinearFormat.from_recipe(recipe, side="rollout")
@@ -277,7 +278,8 @@ class _Operands(nn.Module):
         weight = self.quantized if self.fp8_weight else self.linear.weight
         x_used = fake_quantize(x, fmt.fmt, self.tile, fmt.scale, fmt.formula) if self.fp8_input else x
         dtype = torch.promote_types(x_used.dtype, weight.dtype)  # FP32 scales give FP32 operands
-        return F.linear(x_used.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)).to(x.dtype)
+        y = F.linear(x_used.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)).to(x.dtype)
+        return y + self.linear.adapted(x) if isinstance(self.linear, LoRALinear) else y
 
 
 @dataclass(frozen=True)

@@ -249,7 +249,7 @@ class _Trained:
         faults = Faults(batch.experiment.faults)  # a trainer that is broken on purpose stays so
         self.trainer = LocalTrainer(batch.policy, faults.trainer(experiment))
         rollouts = for_scoring(batch.rollouts, recipe)  # at c = p an r2 replay changes nothing
-        self.parameters = list(self.trainer.model.parameters())
+        self.parameters = [each for each in self.trainer.model.parameters() if each.requires_grad]
         carrying, idle = batch.micro_batches()
         if pulled:
             carrying, idle = [*carrying, *idle], []
@@ -261,7 +261,7 @@ class _Trained:
             self.graphs.append((rows, current_bR))
 
     def gradient(self, cotangent_BR: Tensor) -> Tensor:
-        """All parameters in one FP32 vector; as in training, micro-batches in BF16, their sum in FP32."""
+        """All that is trained in one FP32 vector; as in training, micro-batches in BF16, their sum in FP32."""
         total = torch.zeros(sum(parameter.numel() for parameter in self.parameters))
         for rows, current_bR in self.graphs:
             grads = torch.autograd.grad(
@@ -275,7 +275,7 @@ def _sampled(batch: Batch, recipe: Recipe, trained: _Trained) -> Tensor:
     """g' [B, R]."""
     if _rollout_side(recipe) == _rollout_side(batch.experiment.recipe):
         return batch.rollouts.logprobs_BR
-    engine = LocalEngine(batch.policy.config, recipe)
+    engine = LocalEngine(batch.policy.config, recipe, lora=batch.experiment.lora)
     engine.refit(batch.engine_weights, _scales_for(batch, recipe, trained), batch.rollouts.weight_version)
     return engine.score(batch.rollouts, batch.experiment.sampling)
 

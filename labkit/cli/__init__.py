@@ -1,7 +1,7 @@
 """The command line: `labkit --help`.
 
 A thin client like the notebook: it starts workers, watches run directories and draws, and imports no
-torch (but for `fetch` and `warmstart`, which make models, and `whatif` and `attribute`, which score a batch).
+torch (but for `fetch`, `warmstart` and `save`, which write models, and `whatif` and `attribute`, which score a batch).
 Mistakes end in one line on stderr and exit code 2; LABKIT_DEBUG=1 shows the traceback as well. A run that was
 stopped ends with exit code 130.
 """

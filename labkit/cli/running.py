@@ -98,7 +98,7 @@ def _row(directory: "RunDirectory") -> list[str]:
         f"{records[-1].step if records else 0}/{found.experiment.steps}",
         f"{heldout[-1]:.3f}" if heldout else "",
         f"{tmpe[-1]:.5g}" if tmpe else "",
-        found.experiment.recipe.short_str(),
+        found.experiment.short_str(),
     ]
 
 
@@ -112,7 +112,7 @@ def show(run: RunName) -> None:
     records = opened.records()
     step = f"step {records[-1].step if records else 0}/{opened.experiment.steps}"
     console.print(f"[bold]{opened.id}[/bold]  {opened.status}  {step}")
-    console.print(f"{opened.path}\n{opened.experiment.recipe.short_str()}", highlight=False)
+    console.print(f"{opened.path}\n{opened.experiment.short_str()}", highlight=False)
     if not records:
         console.print(opened.log(lines=10) or "no step is complete yet", markup=False)
         return
@@ -124,6 +124,22 @@ def show(run: RunName) -> None:
     console.print(compare([opened]).table())
     console.print(table)
     print_alarms(opened.alarms())
+
+
+@app.command()
+def save(
+    run: RunName, folder: Annotated[Path, typer.Argument(help="where to, in Hugging Face layout", metavar="FOLDER")]
+) -> None:
+    """Write the policy of a run's last checkpoint to a folder that `model=FOLDER` and transformers load."""
+    from labkit.analysis.trained import save as save_policy
+    from labkit.analysis.trained import trained
+    from labkit.runs.process import Run
+
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder}: is there already; give the name of a new folder")
+    opened = Run.open(run)
+    save_policy(trained(opened), opened.experiment, folder)
+    console.print(f"the policy of {opened.id} is in {folder}", highlight=False)
 
 
 @app.command()

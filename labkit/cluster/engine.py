@@ -22,6 +22,7 @@ from labkit.cluster.rollout import Reply, Report
 from labkit.cluster.wire import pack, unpack
 from labkit.config import Experiment, Sampling
 from labkit.fp8 import KVScales
+from labkit.models.lora import only_adapters
 from labkit.models.rollouts import Rollouts
 from labkit.rollout import EngineState, Request
 from labkit.runs.record import Active
@@ -64,7 +65,7 @@ class _Begun:
 class RemoteEngine:
     def __init__(self, host: Host, experiment: Experiment, on_microstep: Callable[[], None]) -> None:
         self._host, self._experiment, self._on_microstep = host, experiment, on_microstep
-        self._delivered: tuple[Any, KVScales | None, int] | None = None
+        self._delivered: list[tuple[Any, KVScales | None, int]] = []  # what a new actor needs, in this order
         self._device = torch.device("cpu")  # of the trainer's weights
         self._report: Report | None = None
         self._host.built(*self._call("build", experiment))
@@ -113,8 +114,8 @@ class RemoteEngine:
             self._host.replace(why)
             try:
                 self._host.built(*self._reply(self._begin("build", self._experiment)).value)
-                if self._delivered:
-                    self._reply(self._begin("refit", *self._delivered))
+                for delivery in self._delivered:
+                    self._reply(self._begin("refit", *delivery))
                 if measured := self._measured():
                     self._reply(self._begin("keep_scales", measured))
                 return
@@ -144,7 +145,7 @@ class RemoteEngine:
         delivery = (put(pack(weights)), kv_scales, version)
         self._device = next(iter(weights.values())).device
         self._call("refit", *delivery)  # lost on the way, the next actor takes the delivery before first
-        self._delivered = delivery
+        self._delivered = [*self._delivered[:1], delivery] if only_adapters(weights) else [delivery]
 
     def keep_scales(self, measured: KVScales) -> None:
         self._call("keep_scales", measured)

@@ -5,6 +5,7 @@ from labkit.config.correction import Correction, Filter
 from labkit.config.corrections import CORRECTIONS
 from labkit.config.errors import ConfigError
 from labkit.config.experiment import GRPO, Experiment, Sampling
+from labkit.config.lora import Lora
 from labkit.config.overrides import parse_assignments
 from labkit.config.presets import DESCRIPTIONS, MODEL_DEFAULTS, RECIPES, preset
 from labkit.config.recipe import KeepBF16, Recalibration, Recipe, Rollout, Router, Scaling, Train
@@ -21,6 +22,7 @@ __all__ = [
     "Experiment",
     "Filter",
     "KeepBF16",
+    "Lora",
     "Recalibration",
     "Recipe",
     "Rollout",

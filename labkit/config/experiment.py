@@ -6,10 +6,11 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from labkit.config import engines, experts, faults
+from labkit.config import engines, experts, faults, lora
 from labkit.config.cluster import Cluster
 from labkit.config.errors import ConfigError, did_you_mean, wrong
 from labkit.config.locations import model_folder
+from labkit.config.lora import Lora
 from labkit.config.recipe import Recipe
 from labkit.config.settings import Float, Int, Name, Settings
 
@@ -106,6 +107,7 @@ class Experiment(Settings):
     task_options: Annotated[dict[str, Any], AfterValidator(_plain)] = Field(default={})
     grpo: GRPO = GRPO()
     sampling: Sampling = Sampling()
+    lora: Lora = Lora()  # rank 0: all weights are trained
     engine: Literal["local", "vllm"] = "local"
     trainer: Literal["local", "te"] = "local"
     device: Literal["cpu", "cuda"] = "cpu"
@@ -129,6 +131,7 @@ class Experiment(Settings):
         faults.check(self)
         engines.check(self)
         experts.check(self)
+        lora.check(self)
         correction = self.recipe.correction
         if self.grpo.staleness >= self.steps:
             what = f"{self.grpo.staleness} of {self.steps} steps: the engine would never see an update"
@@ -146,6 +149,10 @@ class Experiment(Settings):
         own = (self.engine, self.trainer, self.device) == ("local", "local", "cpu")
         return own and self.trainer_attention == "math"
 
+    def short_str(self) -> str:
+        """One line: the recipe's, and whether adapters are trained."""
+        return f"{self.recipe.short_str()} {self.lora.short_str()}".rstrip()
+
     def _own_task(self) -> str:
         if self.model in MODEL_TASKS:
             return MODEL_TASKS[self.model]
@@ -158,7 +165,8 @@ class Experiment(Settings):
         raise wrong("task", f"model {self.model} has none of its own; choose one of {TASK_FORMS}")
 
     def _own_name(self) -> str:
-        return f"{self.recipe.name}-{PurePath(self.model).name or self.model}-s{self.seed}"
+        parts = [self.recipe.name, PurePath(self.model).name or self.model, self.lora.short_str(), f"s{self.seed}"]
+        return "-".join(filter(None, parts))
 
     def _merged(self, changes: dict[str, Any]) -> dict[str, Any]:
         changes = dict(changes)

@@ -246,7 +246,8 @@ _CASES = [
         "reloading keeps the scales of the first load and brings new codes",
         "vllm#28783, sglang#30749, stitch#16", ("tokens_differing", "gen_kl_error"), "not-exact",
         "after a second load the logits must equal those of a fresh engine", "fp8-e2e-fp32-scales",
-        {"steps": 10, **_FAST}, needs=(_FP8_ROLLOUT,),
+        {"steps": 10, **_FAST},
+        needs=(_FP8_ROLLOUT, Need("lora.rank", lambda rank: not rank, "set it to 0: a frozen base keeps its scales")),
     ),
     Case(
         "zero-block",

@@ -56,6 +56,10 @@ _PRESETS = [
         "fp8-e2e with BF16 gradients: only the forward of the training is FP8",
     ),
     (
+        Recipe(name="fp8-frozen-base", rollout=_LINEARS, train=Train(fprop=True, dgrad=True)),
+        "FP8 linears on both sides without wgrad and correction: for LoRA on a frozen base (lora.rank=16)",
+    ),
+    (
         Recipe(
             name="fp8-e2e-e5m2-grads",
             rollout=_LINEARS,

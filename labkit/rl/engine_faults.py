@@ -41,7 +41,9 @@ class StalePrefixCache(Fault):
     detail = "the keys and values of prompts come from the first weights: no refit flushes them"
 
     def engine(self, engine: LocalEngine) -> LocalEngine:
-        stale = _StalePrefixEngine(engine.config, engine.recipe, engine.pad_id, engine.on_microstep)
+        stale = _StalePrefixEngine(
+            engine.config, engine.recipe, engine.pad_id, engine.on_microstep, lora=engine.lora
+        )  # fmt: skip
         stale.model = engine.model  # as other faults may have left it
         return stale
 
@@ -53,7 +55,7 @@ class _StalePrefixEngine(LocalEngine):
 
     def refit(self, weights: Mapping[str, Tensor], kv_scales: KVScales | None, version: int) -> None:
         if self.first is None:
-            self.first = LocalEngine(self.config, self.recipe, self.pad_id)
+            self.first = LocalEngine(self.config, self.recipe, self.pad_id, lora=self.lora)
             self.first.model = copy.deepcopy(self.model)
             self.first.refit(weights, kv_scales, version)
         super().refit(weights, kv_scales, version)

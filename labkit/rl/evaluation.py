@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from labkit.config import Recipe
+from labkit.config import Lora, Recipe
 from labkit.fp8 import KVScales
 from labkit.rollout import Engine, LocalEngine, Request
 
@@ -37,8 +37,9 @@ class HeldOut:
         request: Request,
         num_prompts: int,
         on_microstep: "Callable[[], None]",
+        lora: Lora | None = None,
     ) -> None:
-        self.policy, self.on_microstep = policy, on_microstep
+        self.policy, self.on_microstep, self.lora = policy, on_microstep, lora
         self.engine: LocalEngine | None = None
         self.prompter, self.request = prompter, request
         self.problems = prompter.task.heldout(num_prompts)
@@ -54,7 +55,7 @@ class HeldOut:
         device = next(iter(weights.values())).device.type
         if self.engine is None or self.engine.device.type != device:
             pad_id = self.policy.tokenizer.pad_id
-            self.engine = LocalEngine(self.policy.config, Recipe(), pad_id, self.on_microstep, device=device)
+            self.engine = LocalEngine(self.policy.config, Recipe(), pad_id, self.on_microstep, device, self.lora)
         return self.through(self.engine, weights, None, version)
 
     def through(self, engine: Engine, weights: Mapping[str, Tensor], scales: KVScales | None, version: int) -> float:

@@ -21,6 +21,7 @@ from labkit.config import Sampling
 from labkit.fp8 import AmaxObserver, KVScales
 from labkit.models.attention import ObservedAttention, PaddedAttention
 from labkit.models.decoder import Decoder
+from labkit.models.lora import attach
 from labkit.models.policy import Policy
 from labkit.models.rollouts import Rollouts
 from labkit.rl.engine_faults import (
@@ -157,7 +158,8 @@ class ScalesFromDummy(Fault):
     unverified = True
 
     def engine(self, engine: LocalEngine) -> LocalEngine:
-        self.scratch, self.recipe = Decoder(engine.config).requires_grad_(False), engine.recipe
+        self.scratch = attach(Decoder(engine.config), engine.lora).requires_grad_(False)
+        self.recipe = engine.recipe
         return engine
 
     def delivery(self, sent: Delivery) -> Delivery:

@@ -96,7 +96,9 @@ class Loop:
         self.on_microstep, self.policy = on_microstep, policy
         self.model_config = policy.config
         one_each = Request(experiment.sampling, max_new_tokens, self.prompter.stop_ids)
-        self.held_out = HeldOut(policy, self.prompter, one_each, experiment.eval_prompts, on_microstep)
+        self.held_out = HeldOut(
+            policy, self.prompter, one_each, experiment.eval_prompts, on_microstep, experiment.lora
+        )  # fmt: skip
 
         self.correct = correction_from(self.correction)
         self.clip = clip_of(self.settings, self.correction)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from labkit.config import Recipe
 from labkit.fp8 import KVScales
+from labkit.models.lora import adapters
 from labkit.rl.faults import Faults
 from labkit.rl.measure import Stopwatch
 from labkit.rollout import Delivery, Engine, verify
@@ -65,7 +66,10 @@ class Refits:
         sent = self.in_flight[0]
         with watch("refit"):
             arriving = self.faults.delivery(sent)
-            self.engine.refit(arriving.weights, arriving.scales, arriving.version)
+            weights = arriving.weights
+            if self.engine.state().weight_version >= 0:
+                weights = adapters(weights) or weights  # a frozen base is sent once
+            self.engine.refit(weights, arriving.scales, arriving.version)
             self.arrived = arriving
         with watch("verify"):
             if self.faults.verified:

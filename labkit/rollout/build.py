@@ -22,5 +22,5 @@ def build_engine(policy: "Policy", experiment: "Experiment", on_microstep: Calla
 
         return VLLMEngine(policy, experiment, on_microstep)
     return LocalEngine(
-        policy.config, experiment.recipe, policy.tokenizer.pad_id, on_microstep, device=experiment.device
+        policy.config, experiment.recipe, policy.tokenizer.pad_id, on_microstep, experiment.device, experiment.lora
     )

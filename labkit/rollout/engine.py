@@ -53,7 +53,10 @@ class Engine(Protocol):
         """g [B, R] of given responses, teacher-forced through the engine's own numerics; 0 off the mask."""
 
     def refit(self, weights: Mapping[str, Tensor], kv_scales: KVScales | None, version: int) -> None:
-        """Take new weights and scales and forget every cached key and value. All or nothing."""
+        """Take new weights and scales and forget every cached key and value. All or nothing.
+
+        Of a policy with adapters (`labkit.models.lora`) those are enough, once all weights have come.
+        """
 
     def keep_scales(self, measured: KVScales) -> None:
         """Go on with scales that the engine itself measured before, for the weights it has."""

@@ -16,11 +16,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from labkit.config import Recipe, Sampling
+from labkit.config import Lora, Recipe, Sampling
 from labkit.fp8 import AmaxObserver, KVScales, LinearFormat, decode_kernel, scaled_mm
 from labkit.models.attention import ObservedAttention
 from labkit.models.decoder import Attention, Decoder, DecoderConfig
 from labkit.models.device import torch_device
+from labkit.models.lora import adapters, attach, only_adapters
 from labkit.models.moe import set_router
 from labkit.models.rollouts import Rollouts
 from labkit.rollout.engine import EngineState, Request
@@ -46,10 +47,12 @@ class LocalEngine:
         pad_id: int = 0,
         on_microstep: Callable[[], None] = _nothing,
         device: str = "cpu",
+        lora: Lora | None = None,
     ) -> None:
         self.config, self.recipe, self.pad_id, self.on_microstep = config, recipe, pad_id, on_microstep
         self.device = torch_device(device)
-        self.model = Decoder(config).requires_grad_(False).to(self.device)
+        self.lora = lora or Lora()
+        self.model = attach(Decoder(config), self.lora).requires_grad_(False).to(self.device)
         rollout_format = LinearFormat.from_recipe(recipe, side="rollout")
         for layer, _, linear in self.model.linears():
             linear.precision = rollout_format if recipe.covers(layer, config.num_layers) else LinearFormat.off()
@@ -178,12 +181,17 @@ class LocalEngine:
 
     @torch.no_grad()
     def refit(self, weights: Mapping[str, Tensor], kv_scales: KVScales | None, version: int) -> None:
-        check_complete(self.model.weights(), self.recipe, self.config.num_layers, weights, kv_scales)
-        held = self._fp8_operands() if self.weight_version >= 0 else {}
-        for name, parameter in self.model.named_parameters():
-            parameter.copy_(weights[name])
-        for _, _, linear in self.model.linears():
-            linear.requantize()
+        """Weights: all of them, or the adapters alone once the frozen base has come."""
+        loaded = self.weight_version >= 0
+        base_stays = loaded and only_adapters(weights)
+        own = adapters(self.model.weights()) if base_stays else self.model.weights()
+        check_complete(own, self.recipe, self.config.num_layers, weights, kv_scales)
+        held = self._fp8_operands() if loaded else {}
+        for name, tensor in own.items():
+            tensor.copy_(weights[name])
+        if not base_stays:
+            for _, _, linear in self.model.linears():
+                linear.requantize()
         self.codes_changed = share_changed(held, self._fp8_operands())
         engine_side = self.recipe.rollout.kv_cache and self.recipe.recalibration.policy == "engine"
         self._calibrate_on_next_prompt = engine_side

@@ -16,8 +16,6 @@ that of the unquantised policy; NVIDIA evaluates through the FP8 engine, on 256 
 Sources:  blog   "Run High-Throughput Reinforcement Learning Training with End-to-End FP8 Precision", NVIDIA 2026-04-20
           1212   NVIDIA-NeMo/RL pull request 1212, FP8 KV cache and attention, Qwen3-8B-Base
           fp8rl  "FP8-RL", arXiv 2601.18150
-
-Left out: LoRA on a frozen FP8 base, which this lab doesn't train.
 """
 
 from dataclasses import dataclass, field
@@ -191,6 +189,22 @@ _CLAIMS = [
             Expectation("drop", "keep", "heldout_area", "open"),
         ),
         note="IcePop on FP8 rollouts that are four steps old, lr 4e-4, so that there is something to reject",
+    ),
+    Claim(
+        "lora-frozen-base",
+        "Adapters on a frozen FP8 base that engine and trainer share need no correction: its codes never change",
+        "an idea; no ablation published",
+        {"bf16 base": BF16, "fp8 base": {"preset": "fp8-frozen-base"}, "fp8 base in rollouts only": ROLLOUT},
+        (
+            Expectation("fp8 base", "bf16 base", "tmpe_excess", "open"),
+            Expectation("fp8 base in rollouts only", "fp8 base", "tmpe_excess", "open"),
+            Expectation("fp8 base", "bf16 base", "heldout_end", "open"),
+            Expectation("fp8 base in rollouts only", "bf16 base", "heldout_end", "open"),
+            Expectation("fp8 base in rollouts only", "fp8 base", "heldout_engine", "open"),
+        ),
+        note="rank 16, lr 1.5e-3, no correction; the same kernels on both sides. heldout_end puts the adapters on the "
+        "BF16 base, also those that were trained on an FP8 one; heldout_engine on the base of the run's own engine",
+        experiment={"lora.rank": 16, "grpo.lr": 1.5e-3, "eval_engine": True},
     ),
 ]
 if "tiny-moe" in MODEL_TASKS:

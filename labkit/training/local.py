@@ -14,6 +14,7 @@ from torch import Tensor
 
 from labkit.config import Experiment
 from labkit.fp8 import AmaxObserver, KVScales, LinearFormat, scaled_mm
+from labkit.models import lora
 from labkit.models.attention import ObservedAttention
 from labkit.models.decoder import Decoder
 from labkit.models.device import torch_device
@@ -46,7 +47,7 @@ class LocalTrainer:
         self.experiment, self.on_microstep = experiment, on_microstep
         self.num_layers = policy.config.num_layers
         self.device = torch_device(experiment.device)
-        self.model = self._build(policy)
+        self.model = self._with_adapters(self._build(policy), policy)
         updates = experiment.steps * experiment.grpo.minibatches
         self.master = MasterWeights(self.model, experiment.grpo, updates)
         self.reference = self._build(policy).requires_grad_(False) if experiment.grpo.kl_coef > 0 else None
@@ -54,9 +55,16 @@ class LocalTrainer:
 
     def _build(self, policy: Policy) -> Decoder:
         model = Decoder(policy.config)
-        model.load_weights(policy.weights)
+        model.load_weights(lora.base(policy.weights))
         model.to(self.device)
         self._set_precision(model)
+        return model
+
+    def _with_adapters(self, model: Decoder, policy: Policy) -> Decoder:
+        """Those that the policy has, else new ones; nothing where all weights are trained."""
+        lora.attach(model, self.experiment.lora, self.experiment.seed).to(self.device)
+        if trained := lora.adapters(policy.weights):
+            model.load_weights({**model.weights(), **trained})
         return model
 
     def _set_precision(self, model: Decoder) -> None:
@@ -179,6 +187,10 @@ class LocalTrainer:
         same = kernel_name == "math" and self.experiment.engine == "local"
         attention = "the rollout's own arithmetic" if same else "another kernel than the rollout's"
         report = {"train.attention": Active(state="bf16", detail=f"{kernel_name}: {attention}")}
+        if adapted := [linear for linear in linears if isinstance(linear, lora.LoRALinear)]:
+            rank, trained = self.experiment.lora.rank, sum(p.numel() for p in self.master.parameters.values())
+            detail = f"rank {rank} on {len(adapted)} of {len(linears)} layers, {trained:,} numbers; the base is frozen"
+            report["train.adapters"] = Active(state="bf16", detail=detail)
         for gemm in ("fprop", "dgrad", "wgrad"):
             report[f"train.{gemm}"] = Active(state="bf16", detail="")
             if fp8 := [getattr(linear.kernels(), gemm) for linear in linears if getattr(linear.precision, gemm)]:

@@ -1,4 +1,4 @@
-"""FP32 master weights and AdamW over them; the model that computes is their BF16 copy.
+"""FP32 master weights and AdamW over them; the model that computes is their BF16 copy. Frozen parameters have none.
 
     per micro-batch     master.grad += float(model.grad)        gradients arrive in BF16, are summed in FP32
     per optimizer step  clip(master.grad), AdamW(master), model = bf16(master)
@@ -9,6 +9,7 @@ all the more. Weight decay applies to matrices only.
 Learning rate:  warm-up  lr * (u + 1) / warmup  over the first `warmup` updates, then constant or linear to 0.
 """
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 class MasterWeights:
     def __init__(self, model: nn.Module, settings: "GRPO", total_updates: int) -> None:
         self.model, self.settings, self.total_updates = model, settings, total_updates
-        self.parameters = {name: p.detach().float().clone() for name, p in model.named_parameters()}
+        self.parameters = {name: p.detach().float().clone() for name, p in _trained(model)}
         self.updates = 0
         matrices = [p for p in self.parameters.values() if p.dim() > 1]
         vectors = [p for p in self.parameters.values() if p.dim() <= 1]
@@ -43,7 +44,7 @@ class MasterWeights:
     @torch.no_grad()
     def accumulate(self) -> None:
         """Move the model's gradients into the FP32 sums."""
-        for name, parameter in self.model.named_parameters():
+        for name, parameter in _trained(self.model):
             if parameter.grad is None:
                 continue
             master = self.parameters[name]
@@ -78,7 +79,7 @@ class MasterWeights:
 
     @torch.no_grad()
     def _publish(self) -> None:
-        for name, parameter in self.model.named_parameters():
+        for name, parameter in _trained(self.model):
             parameter.copy_(self.parameters[name])
 
     def state_dict(self) -> dict[str, Any]:
@@ -95,3 +96,7 @@ class MasterWeights:
         self.optimizer.load_state_dict(state["optimizer"])
         self.updates = state["updates"]
         self._publish()
+
+
+def _trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    return ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)

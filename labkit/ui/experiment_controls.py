@@ -30,10 +30,11 @@ _NUMBERS = {
     "grpo.minibatches": ("minibatch", True),
     "grpo.staleness": ("stale by", True),
     "sampling.temperature": ("temp.", False),
+    "lora.rank": ("LoRA rank", True),
     "eval_every": ("eval each", True),
     "checkpoint_every": ("save each", True),
 }
-_MAY_BE_ZERO = ("seed", "grpo.staleness", "checkpoint_every")
+_MAY_BE_ZERO = ("seed", "grpo.staleness", "lora.rank", "checkpoint_every")
 
 
 def model_defaults(model: str) -> dict[str, Any]:

@@ -4,12 +4,14 @@ import dataclasses
 import io
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from rich.console import Console
 
 from labkit.analysis import Batch, WhatIf, attribute, whatif
+from labkit.analysis.batch import _next_batch as batch_of_loop
 from labkit.config import CORRECTIONS, RECIPES, ConfigError, Correction
 from labkit.rl.loop import Loop
 
@@ -153,3 +155,21 @@ def test_a_batch_that_vllm_drew_is_said_to_meet_other_kernels(batch_of: BatchOf)
     assert "not vLLM's" in whatif(drawn_by_vllm, corrections=["none"]).left_out
     assert "vLLM" not in whatif(batch, corrections=["none"]).left_out
     assert any("the engine's kernels" in note for note in attribute(drawn_by_vllm).notes)
+
+
+def test_adapters_are_part_of_what_a_batch_is_computed_again_with(tmp_path: Path) -> None:
+    loop = Loop(small("fp8-rollout", **{"lora.rank": 8, "grpo.lr": 1e-2, "grpo.warmup_steps": 0}))
+    stream = loop.steps()
+    next(stream), next(stream)
+    collected = batch_of_loop(loop)
+    metrics = next(stream).metrics
+    collected.save(tmp_path / "batch.safetensors")
+    batch = Batch.load(tmp_path / "batch.safetensors")
+    (own, alike) = whatif(batch, ["fp8-rollout", "fp8-frozen-base"], ["none"]).rows
+    assert own.tmpe == metrics["token_mult_prob_error"] > 1
+    assert own.grad_norm == pytest.approx(metrics["grad_norm"], rel=1e-4)
+    assert alike.tmpe == 1.0
+    found = attribute(batch, "bf16")
+    assert found.together == found.recorded
+    with pytest.raises(ConfigError, match=r"recipe.train.wgrad: the base is frozen"):
+        whatif(batch, ["fp8-e2e"], ["none"])

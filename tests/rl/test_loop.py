@@ -17,6 +17,7 @@ SMALL = {
     "keep_rollouts": 2,
     "sampling.max_new_tokens": 40,
 }
+LORA = {"lora.rank": 8, "grpo.lr": 2e-3}
 TIMES = {"time", "elapsed", "timings"}
 
 
@@ -39,6 +40,21 @@ def test_a_recipe_that_treats_both_sides_alike_has_exactly_no_mismatch(recipe: s
         assert record.metrics["gen_kl_error"] == 0.0
         assert record.metrics["tokens_differing"] == 0.0
         assert record.metrics["ess"] == 1.0
+
+
+def test_a_frozen_base_is_quantised_and_sent_once_and_agrees_without_a_correction() -> None:
+    loop = Loop(experiment("fp8-frozen-base", 3, **LORA))
+    brought: list[int] = []
+    refit = loop.engine.refit
+    loop.engine.refit = lambda weights, *rest: (brought.append(len(weights)), refit(weights, *rest))  # type: ignore
+    start, *trained = loop.steps()
+    assert start.active["train.adapters"]["detail"].startswith("rank 8 on 28 of 29 layers, ")
+    for record in trained:
+        assert record.metrics["token_mult_prob_error"] == 1.0
+        assert record.metrics["tokens_differing"] == 0.0
+        assert record.metrics["grad_norm"] > 0
+    assert [record.metrics["codes_changed"] for record in trained] == [None, 0.0, 0.0]
+    assert brought == [2 * 28] * 3
 
 
 @pytest.mark.parametrize("recipe", ["fp8-rollout", "fp8-rollout-kv", "fp8-e2e-kv"])
@@ -222,11 +238,13 @@ def test_a_loop_resumed_after_a_switch_goes_on_under_the_switched_recipe() -> No
         {"grpo.staleness": 2},
         {"grpo.staleness": 2, "recipe.recalibration.policy": "engine"},
         {"recipe.correction": {"name": "custom", "calibrate_clip_every": 1}},
+        LORA,
+        LORA | {"grpo.staleness": 2},
     ],
-    ids=["minibatches", "staleness", "staleness-engine-scales", "calibrated-clip"],
+    ids=["minibatches", "staleness", "staleness-engine-scales", "calibrated-clip", "adapters", "adapters-staleness"],
 )
 def test_resuming_a_loop_reproduces_it_bit_for_bit(changes: dict) -> None:
-    exp = experiment("fp8-e2e-kv", steps=4, **changes)
+    exp = experiment("fp8-e2e-kv", steps=4, **{"recipe.train.wgrad": "lora.rank" not in changes, **changes})
     whole = list(Loop(exp).steps())
     first = Loop(exp)
     stream = first.steps()

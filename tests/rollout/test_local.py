@@ -3,10 +3,11 @@ import dataclasses
 import pytest
 import torch
 
-from labkit.config import Recipe, Sampling
+from labkit.config import Lora, Recipe, Sampling
 from labkit.fp8 import KVScales
 from labkit.models.attention import PaddedAttention
 from labkit.models.decoder import Decoder, DecoderConfig
+from labkit.models.lora import adapters, attach
 from labkit.rollout import Delivery, LocalEngine, Request, verify
 from labkit.rollout.refit import RefitError
 
@@ -181,3 +182,28 @@ def test_nan_weights_are_not_taken_for_a_failed_refit() -> None:
     verify(engine, Recipe(), Delivery(sent, None, 0))
     with pytest.raises(RuntimeError, match="logits hold NaN"):
         generate(engine)
+
+
+def test_adapters_alone_are_enough_once_the_base_has_come() -> None:
+    lora = Lora(rank=4)
+    recipe = Recipe(rollout={"linears": True})
+    engine = LocalEngine(CONFIG, recipe, lora=lora)
+    sent = {name: tensor.clone() for name, tensor in attach(Decoder(CONFIG), lora).weights().items()}
+    with pytest.raises(ValueError, match="incomplete or foreign set of weights"):
+        engine.refit(adapters(sent), None, 0)
+    engine.refit(sent, None, 0)
+    before = generate(engine)
+    moved = sent | {name: tensor + 0.05 for name, tensor in adapters(sent).items()}
+    with pytest.raises(ValueError, match="incomplete or foreign"):
+        engine.refit({name: moved[name] for name in list(adapters(moved))[1:]}, None, 1)
+    engine.refit(adapters(moved), None, 1)
+    verify(engine, recipe, Delivery(moved, None, 1))
+    assert engine.codes_changed == 0.0
+    fresh = LocalEngine(CONFIG, recipe, lora=lora)
+    fresh.refit(moved, None, 1)
+    after = generate(engine)
+    assert torch.equal(after.logprobs_BR, generate(fresh).logprobs_BR)
+    assert not torch.equal(after.logprobs_BR, before.logprobs_BR)
+    other_base = moved | {"model.norm.weight": moved["model.norm.weight"] + 1}
+    with pytest.raises(RefitError, match=r"model\.norm\.weight in the engine differs"):
+        verify(engine, recipe, Delivery(other_base, None, 1))

@@ -8,6 +8,7 @@ import torch
 
 from labkit import models
 from labkit.config import Experiment, Sampling
+from labkit.models.lora import adapters
 from labkit.models.warmstart import initial_weights
 from labkit.rl.routing import router_metrics
 from labkit.rollout import LocalEngine, Request
@@ -22,7 +23,7 @@ def experiment(recipe: dict, **changes) -> Experiment:
 
 def rollouts_of(trainer: LocalTrainer, exp: Experiment, sampling: Sampling | None = None):
     policy = models.load("tiny")
-    engine = LocalEngine(policy.config, exp.recipe, policy.tokenizer.pad_id)
+    engine = LocalEngine(policy.config, exp.recipe, policy.tokenizer.pad_id, lora=exp.lora)
     engine.refit(trainer.weights(), None, 0)
     request = Request(sampling or exp.sampling, 40, frozenset(policy.tokenizer.eos_ids), samples_per_prompt=6)
     prompts = [policy.tokenizer.encode(prompt) for prompt in PROMPTS]
@@ -198,19 +199,58 @@ def test_the_state_restores_weights_and_optimizer_bit_for_bit() -> None:
         assert torch.equal(weight, other.master.parameters[name]), name
 
 
+# ---- adapters on a frozen base
+
+FROZEN = {"rollout": {"linears": True}, "train": {"fprop": True, "dgrad": True}}
+
+
+@pytest.mark.parametrize("recipe", [BF16, FROZEN], ids=["bf16", "fp8"])
+@pytest.mark.parametrize("packing", [True, False], ids=["packed", "padded"])
+def test_trained_adapters_give_p_equal_to_g_and_leave_the_base_as_it_was(recipe: dict, packing: bool) -> None:
+    exp = experiment(recipe, lora={"rank": 8}, grpo={"packing": packing, "lr": 1e-2, "warmup_steps": 0, "kl_coef": 0.1})
+    trainer = LocalTrainer(models.load("tiny"), exp)
+    before = {name: weight.clone() for name, weight in trainer.weights().items()}
+    rollouts = rollouts_of(trainer, exp)
+    p, _ = trainer.logprobs(rollouts, micro_batches(rollouts))
+    assert torch.equal(p, trainer.reference_logprobs(rollouts, micro_batches(rollouts)))
+    for _ in range(2):
+        trainer.update(rollouts, micro_batches(rollouts), negative_logprob)
+    moved = {name for name, weight in trainer.weights().items() if not torch.equal(weight, before[name])}
+    assert moved == trainer.state_dict()["parameters"].keys() == adapters(before).keys()
+    assert len(moved) == 2 * 7 * 4
+    rollouts = rollouts_of(trainer, exp)
+    p_after, _ = trainer.logprobs(rollouts, micro_batches(rollouts))
+    assert torch.equal(p_after, rollouts.logprobs_BR)
+    assert not torch.equal(p_after, trainer.reference_logprobs(rollouts, micro_batches(rollouts)))
+
+
+def test_adapters_of_experts_give_p_equal_to_g_and_the_same_routes() -> None:
+    trainer, rollouts = of_experts(FROZEN, lora={"rank": 8}, grpo={"lr": 1e-2, "warmup_steps": 0})
+    trainer.update(rollouts, micro_batches(rollouts), negative_logprob)
+    rollouts = sampled_by_experts(trainer)
+    p, _ = trainer.logprobs(rollouts, micro_batches(rollouts))
+    assert torch.equal(p, rollouts.logprobs_BR)
+    assert torch.equal(trainer.routes(), rollouts.routes_BTLK)
+    assert "model.layers.1.mlp.experts.7.down_proj.lora_A.weight" in trainer.state_dict()["parameters"]
+
+
 # ---- a mixture of experts
 
 
 def of_experts(recipe: dict, **changes):
     """A trainer of the shipped mixture of experts, and rollouts of an engine with its weights, with their routes."""
     exp = Experiment(model="tiny-moe", recipe=recipe, steps=4).override(changes)
-    policy = models.load("tiny-moe")
-    trainer = LocalTrainer(policy, exp)
-    engine = LocalEngine(policy.config, exp.recipe, policy.tokenizer.pad_id)
+    trainer = LocalTrainer(models.load("tiny-moe"), exp)
+    return trainer, sampled_by_experts(trainer)
+
+
+def sampled_by_experts(trainer: LocalTrainer):
+    exp, policy = trainer.experiment, models.load("tiny-moe")
+    engine = LocalEngine(policy.config, exp.recipe, policy.tokenizer.pad_id, lora=exp.lora)
     engine.refit(trainer.weights(), None, 0)
     request = Request(exp.sampling, 30, frozenset(policy.tokenizer.eos_ids), samples_per_prompt=4, routes=True)
     prompts = [policy.tokenizer.encode(prompt) for prompt in PROMPTS]
-    return trainer, engine.generate(prompts, request, torch.Generator().manual_seed(0))
+    return engine.generate(prompts, request, torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize("packing", [True, False], ids=["packed", "padded"])

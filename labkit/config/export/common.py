@@ -41,6 +41,10 @@ def shared_notes(experiment: Experiment, framework: str) -> list[str]:
     notes = [f"task: {experiment.task} is labkit's; give {framework} your data set and reward"]
     if experiment.sampling.max_new_tokens is None:
         notes.append("sampling.max_new_tokens: the task's own here; set the response length there")
+    if experiment.lora.rank:
+        notes.append(
+            f"lora: rank {experiment.lora.rank}, alpha {experiment.lora.alpha:g}; set {framework}'s own adapters"
+        )
     if experiment.faults:
         notes.append(f"faults: {', '.join(experiment.faults)} stay behind")
     if recipe.uses_fp8 and not recipe.keep_bf16.lm_head:

@@ -133,6 +133,8 @@ def stale_weights(evidence: Evidence) -> Finding | None:
 
 
 def codes_frozen(evidence: Evidence) -> Finding | None:
+    if evidence.experiment is not None and evidence.experiment.lora.rank:  # a frozen base is meant to stay
+        return None
     learning = {r.step for r in evidence.where(lambda r: r.metric("lr") > 0 and r.metric("grad_norm") > 0)}
     values = [(step, value) for step, value in evidence.median("codes_changed") if step in learning]
     steps = [step for step, value in values if value < CODES_FROZEN]
