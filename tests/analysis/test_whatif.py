@@ -4,6 +4,7 @@ import dataclasses
 import io
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -153,3 +154,17 @@ def test_a_batch_that_vllm_drew_is_said_to_meet_other_kernels(batch_of: BatchOf)
     assert "not vLLM's" in whatif(drawn_by_vllm, corrections=["none"]).left_out
     assert "vLLM" not in whatif(batch, corrections=["none"]).left_out
     assert any("the engine's kernels" in note for note in attribute(drawn_by_vllm).notes)
+
+
+def test_corrections_and_rules_of_ones_own_take_part(batch_of: BatchOf, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text("def token(delta, mask): return delta.exp()\ndef half(amax, fp8_max): return amax / fp8_max / 2\n")
+    batch = batch_of("fp8-rollout-tis")
+    coarse = batch.experiment.recipe.override({"scaling.formula": f"{mine}:half", "name": "coarse"})
+    result = whatif(batch, [batch.experiment.recipe, coarse], ["importance-sampling", f"{mine}:token"])
+    theirs, own, *clipped = result.rows
+    assert own.correction == "mine.py:token"
+    assert own.numbers() == theirs.numbers()
+    assert clipped[0].tmpe - 1 > 3 * (theirs.tmpe - 1)  # half of the range is cut off
+    mine.write_text("def token(delta, mask): return 0 * delta\n")  # another look after an edit
+    assert whatif(batch, corrections=[f"{mine}:token"]).rows[0].max_weight == 0
