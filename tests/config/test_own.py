@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from labkit.config import ConfigError, Correction, Experiment, Recipe, own, preset, words
-from labkit.config import export
+from labkit.config import ConfigError, Correction, Experiment, Recipe, export, own, preset, words
 
 MINE = """
 import math
