@@ -258,5 +258,5 @@ def test_a_reward_of_ones_own(questions, tmp_path):
     assert task.reward(problem, "12", False) == 0  # cut off
     with pytest.raises(TaskError, match=r"mine.py:wild gave a reward of 2.0; scale rewards to \[0, 1\]"):
         load_task(f"dataset:{questions}", {"reward": f"{tmp_path}/mine.py:wild"}).reward(problem, "12", True)
-    with pytest.raises(ValueError, match="answer_pattern: mine.py:near reads completions itself; drop the pattern"):
+    with pytest.raises(ValueError, match=r"answer_pattern: mine.py:near reads completions itself; drop the pattern"):
         load_task(f"dataset:{questions}", {"reward": "mine.py:near", "answer_pattern": "x"})
