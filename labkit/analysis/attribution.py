@@ -39,6 +39,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from labkit.analysis.batch import Batch
+from labkit.config.own import forget
 from labkit.fp8 import Float8Linear, LinearFormat, fake_quantize, to_grid
 from labkit.models.attention import PaddedAttention
 from labkit.models.decoder import Attention, Decoder
@@ -104,6 +105,7 @@ def attribute(batch: Batch, compute: str = "fp32") -> Attribution:
     if compute not in COMPUTE:
         raise ValueError(f"compute is {compute!r}: choose one of {', '.join(COMPUTE)}")
     start = time.perf_counter()
+    forget()
     hybrid = _Hybrid(batch, COMPUTE[compute])
     components = list(_components(batch, hybrid.atoms))
     rows = [

@@ -11,7 +11,8 @@ temperature 1 over the whole vocabulary. Log-probs in nats; generation KL = mean
 engine drew, so it estimates a divergence for that engine's row and is a distance for the others.
 
 What is not installed, or can't run this policy, is listed in `missing` with the reason. vLLM's FP8 is what
-`labkit.rollout.vllm` makes of it. Raises ValueError for a batch of stale weights, of which two sets would be needed.
+`labkit.rollout.vllm` makes of it. Raises ValueError for a batch of stale weights, of which two sets would be needed, and
+for adapters.
 """
 
 import dataclasses
@@ -85,6 +86,8 @@ def kernels(batch: Batch) -> Kernels:
     start = time.perf_counter()
     if batch.sampled_with is not None:
         raise ValueError("the engine of this batch held other weights than the trainer: collect one with staleness 0")
+    if batch.experiment.lora.rank:
+        raise ValueError("other implementations get this policy without its adapters: collect one with lora.rank 0")
     policy = dataclasses.replace(batch.policy, weights=batch.weights)
     missing = dict(_missing(batch))
     mask_BR = batch.rollouts.mask_BR

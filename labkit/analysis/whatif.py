@@ -28,6 +28,7 @@ from torch import Tensor
 
 from labkit.analysis.batch import Batch
 from labkit.config import CORRECTIONS, RECIPES, Correction, Recipe, Router, Scaling, Train
+from labkit.config.own import forget, short
 from labkit.config.presets import recipe as named_recipe
 from labkit.fp8 import KVScales
 from labkit.rl.corrections import Weights, correction_from
@@ -114,9 +115,10 @@ def whatif(
     recipes: Sequence[str | Recipe] | None = None,
     corrections: Sequence[str | Correction] | None = None,
 ) -> WhatIf:
-    """Recipes by preset name or as Recipe (None: the batch's own); corrections by name or as Correction
-    (None: all). A project's name, such as "verl", stands for all of its corrections."""
+    """Recipes by preset name or as Recipe (None: the batch's own); corrections by name, as Correction or as a weight of
+    the user's, mine.py:my_weight (None: all). A project's name, such as "verl", stands for all of its corrections."""
     start = time.perf_counter()
+    forget()
     own = batch.experiment.recipe
     asked = [own] if recipes is None else recipes
     compared = [named_recipe(each) if isinstance(each, str) else each for each in asked]
@@ -138,7 +140,8 @@ def whatif(
 
 def _left_out(batch: Batch) -> str:
     settings = batch.experiment.grpo
-    kernels = "Other rollout recipes in the embedded engine's kernels, not vLLM's. "
+    engine = "vLLM" if batch.experiment.engine == "vllm" else short(batch.experiment.engine)
+    kernels = f"Other rollout recipes in the embedded engine's kernels, not {engine}'s. "
     several = f"One update of the whole batch, the run makes {settings.minibatches}. " * (settings.minibatches > 1)
     penalty = "Without the run's KL penalty. " * (settings.kl_coef > 0)
     return several + penalty + kernels * (batch.experiment.engine != "local")

@@ -32,14 +32,16 @@ def corrections(
 ) -> None:
     """The named corrections: what each does, its bounds and where it comes from."""
     from labkit.config import CORRECTIONS, Correction
+    from labkit.config.own import FORM, installed
 
     found = {name: known for name, known in CORRECTIONS.items() if of.lower() in name}
-    if not found:
+    own = [name for name in installed("correction") if of.lower() in name.lower()]
+    if not found and not own:
         raise ValueError(f"no correction has {of!r} in its name; `labkit corrections` lists all")
     table = Table(
         title="corrections", title_justify="left", caption_justify="left",
         caption="r = exp(p − g) of a token, p the trainer's log-prob and g the engine's; W the product of r over the "
-        "response, G its geometric mean; c the current policy's log-prob; k3 = r − 1 − log r",
+        f"response, G its geometric mean; c the current policy's log-prob; k3 = r − 1 − log r. Your own weight: {FORM}",
     )  # fmt: skip
     table.add_column("name", no_wrap=True)
     table.add_column("bounds")
@@ -47,6 +49,8 @@ def corrections(
     for name, known in found.items():
         bounds = ", ".join(f"{bound} {value:.6g}" for bound, value in Correction(name=name).bounds.items())
         table.add_row(name, bounds, known.text if "/" in name or not known.source else f"{known.text} ({known.source})")
+    for name in own:
+        table.add_row(name, "", "a weight of your own, from an installed package")
     console.print(table)
 
 
@@ -76,14 +80,17 @@ def whatif(
 ) -> None:
     """One batch of rollouts under every recipe and correction, without new rollouts."""
     from labkit.analysis import whatif as what_if
-    from labkit.config import CORRECTIONS, Correction
+    from labkit.config import CORRECTIONS, Recipe
+    from labkit.config.own import checked_recipe
     from labkit.config.presets import recipe
 
     check_output("--save", save)
     named = _names(corrections)
     for name in named or []:
         if name != "custom" and not any(known.startswith(f"{name}/") for known in CORRECTIONS):
-            Correction(name=name)  # a wrong name is better met before a batch is sampled
+            checked_recipe(
+                Recipe().override({"correction": name})
+            )  # a wrong name is better met before a batch is sampled
     asked = None if recipes == "" else [recipe(name) for name in _names(recipes) or []]
     console.print(what_if(_batch(source, save), recipes=asked, corrections=named).table())
 

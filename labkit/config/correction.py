@@ -3,8 +3,8 @@
 A correction is a weight, then filters, then the objective they act on:
 
     weight       what multiplies the loss: nothing, r_t, the product over the response W = exp(sum_t delta_t),
-                 or its geometric mean G = exp(mean_t delta_t); truncated to [floor, cap], then, if asked,
-                 divided by its mean over the batch
+                 its geometric mean G = exp(mean_t delta_t), or a function of the user's (labkit.config.own);
+                 truncated to [floor, cap], then, if asked, divided by its mean over the batch
     filters      each keeps what lies inside [low, high]; a token counts if all of them keep it
     old_policy   what the objective's own ratio rho compares the current policy c with:
                  trainer   rho = exp(c - p), times the weight: decoupled, three policies
@@ -14,7 +14,8 @@ A correction is a weight, then filters, then the objective they act on:
                  constant), gspo (one clipped ratio per response, its geometric mean)
 
 `labkit.config.corrections` names the ones in use, each with its bounds; `Correction(name="tis", cap=3)` changes a
-bound of a named one. Everything else is composed under the name "custom". Imports no torch.
+bound of a named one. Everything else is composed under the name "custom"; "mine.py:my_weight" in place of a name is
+short for a custom one with that weight. Imports no torch.
 """
 
 import math
@@ -22,13 +23,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from labkit.config import own
 from labkit.config.errors import did_you_mean, wrong
+from labkit.config.own import Weight
 from labkit.config.settings import Float, Int, Name, Settings, flatten, nest
 
 if TYPE_CHECKING:
     from labkit.config.corrections import Known
 
-Level = Literal["none", "token", "sequence", "geometric"]
 Statistic = Literal["ratio", "k1", "k2", "k3", "mult-error", "probability", "binary-kl"]
 Over = Literal["token", "sum", "mean", "max"]
 CUSTOM = "custom"
@@ -113,7 +115,7 @@ class Correction(Settings):
     shorthand: ClassVar[tuple[str, ...]] = ("low", "high")
 
     name: Name = "none"
-    weight: Level = "none"
+    weight: Weight = "none"
     floor: Float | None = Field(default=None, ge=0)
     cap: Float | None = None
     normalize: bool = False  # divide by the mean weight of the batch, after the truncation
@@ -134,6 +136,10 @@ class Correction(Settings):
         if not isinstance(data, dict) or not isinstance(data.get("name", ""), str):
             return data
         name = data.get("name", CUSTOM if data.keys() - set(cls.shorthand) else "none").strip()
+        if _is_own(name):
+            if "weight" in data and data["weight"] != name:
+                raise wrong("name", f"{name} is a weight, and another one is given; set name to {CUSTOM}")
+            data, name = {**data, "weight": name}, CUSTOM
         if name == CUSTOM:
             for key in cls.shorthand:
                 if key in data:
@@ -225,7 +231,7 @@ class Correction(Settings):
             return ""
         if self.name != CUSTOM:
             return self.name + _bounds_text(self.bounds)
-        weight = "" if self.weight == "none" else f"{self.weight}{_window(self.floor, self.cap)}"
+        weight = "" if self.weight == "none" else f"{own.short(self.weight)}{_window(self.floor, self.cap)}"
         changed = {
             "normalize": "normalized", "denominator": self.denominator, "old_policy": f"vs-{self.old_policy}",
             "objective": self.objective, "anchor": f"anchor{self.anchor:g}",
@@ -243,6 +249,15 @@ def _bounds_text(bounds: dict[str, float]) -> str:
 
 
 _BOUNDS = ("cap", "floor", "low", "high")
+
+
+def _is_own(name: str) -> bool:
+    """Whether a weight of the user's stands in place of a correction's name."""
+    from labkit.config.corrections import CORRECTIONS
+
+    if name == CUSTOM or name in CORRECTIONS:
+        return False
+    return own.is_reference(name) or name in own.installed("correction")
 
 
 def _known(name: str) -> "Known":

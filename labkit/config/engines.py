@@ -5,6 +5,7 @@ installed is another question, which `labkit.hardware.packages` answers for the 
 from typing import TYPE_CHECKING
 
 from labkit.config.errors import wrong
+from labkit.config.own import KINDS
 
 if TYPE_CHECKING:
     from labkit.config.experiment import Experiment
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
 
 
 def check(experiment: "Experiment") -> None:
+    if KINDS["scaling"].owns(experiment.recipe.scaling.formula):
+        _check_own_scaling(experiment)
     if experiment.engine == "vllm":
         _check_vllm(experiment)
     if experiment.trainer == "te":
@@ -24,6 +27,14 @@ def check(experiment: "Experiment") -> None:
     if experiment.cluster.overlap and not experiment.grpo.staleness:
         what = "the next batch is sampled before this step's weights exist"
         raise wrong("grpo.staleness", f"{what}; set it to at least 1, or cluster.overlap to false")
+
+
+def _check_own_scaling(experiment: "Experiment") -> None:
+    """A rule of the user's needs this package's quantiser on both sides."""
+    for key, value, theirs in (("engine", experiment.engine, "vllm"), ("trainer", experiment.trainer, "te")):
+        if value == theirs:
+            what = f"{value} has rules of its own for scales and doesn't take yours"
+            raise wrong("recipe.scaling.formula", f"{what}; choose te, deepgemm or vllm, or set {key} to local")
 
 
 def _check_vllm(experiment: "Experiment") -> None:
@@ -80,7 +91,7 @@ def _check_te(experiment: "Experiment") -> None:
     if scaling.format != "e4m3":
         what = "Transformer Engine has E5M2 for gradients only"
         raise wrong("recipe.scaling.format", f"{what}; set it to e4m3 (and grad_format to e5m2), or trainer to local")
-    if scaling.formula != "te" and experiment.engine == "local":  # a vLLM engine has its own, whatever is set
+    if scaling.formula != "te" and experiment.engine != "vllm":  # a vLLM engine has its own, whatever is set
         what = f"Transformer Engine computes scales by its own rule, not {scaling.formula}'s"
         raise wrong("recipe.scaling.formula", f"{what}; set it to te, or trainer to local")
 

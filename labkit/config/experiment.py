@@ -6,20 +6,20 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from labkit.config import engines, experts, faults, lora
+from labkit.config import engines, experts, faults, lora, own
 from labkit.config.cluster import Cluster
 from labkit.config.errors import ConfigError, did_you_mean, wrong
 from labkit.config.locations import model_folder
 from labkit.config.lora import Lora
+from labkit.config.own import EngineName
 from labkit.config.recipe import Recipe
 from labkit.config.settings import Float, Int, Name, Settings
 
 # The models known by name, each with the task it was chosen for.
 MODEL_TASKS = {"tiny": "arithmetic", "tiny-moe": "arithmetic", "smollm2": "sums"}
 CHARACTER_MODELS = ("tiny", "tiny-moe")  # they read digits and operators only
-TASKS = ("arithmetic", "sums", "gsm8k")
-TASK_FAMILIES = ("reasoning-gym", "dataset")  # as family:NAME
-TASK_FORMS = "arithmetic, sums, gsm8k, reasoning-gym:NAME, dataset:PATH_OR_HUB_NAME"
+TASKS, TASK_FAMILIES = own.KINDS["task"].built_in, own.KINDS["task"].families
+TASK_FORMS = "arithmetic, sums, gsm8k, reasoning-gym:NAME, dataset:PATH_OR_HUB_NAME, path/to/file.py:NAME"
 
 
 class Sampling(Settings):
@@ -108,7 +108,7 @@ class Experiment(Settings):
     grpo: GRPO = GRPO()
     sampling: Sampling = Sampling()
     lora: Lora = Lora()  # rank 0: all weights are trained
-    engine: Literal["local", "vllm"] = "local"
+    engine: EngineName = "local"
     trainer: Literal["local", "te"] = "local"
     device: Literal["cpu", "cuda"] = "cpu"
     cluster: Cluster = Cluster()
@@ -181,6 +181,8 @@ class Experiment(Settings):
 
 def _check_task(task: str, model: str) -> None:
     family, colon, name = task.partition(":")
+    if own.KINDS["task"].owns(task) and (own.is_reference(task) or task in own.installed("task")):
+        return
     if family in TASK_FAMILIES:
         if not name.strip():
             raise wrong("task", f"{family} needs a name: write {family}:NAME")

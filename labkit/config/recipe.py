@@ -5,8 +5,10 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from labkit.config import own
 from labkit.config.correction import Correction
 from labkit.config.errors import ConfigError, wrong
+from labkit.config.own import Formula
 from labkit.config.settings import Float, Int, Name, Settings
 
 Format = Literal["e4m3", "e5m2"]
@@ -36,14 +38,15 @@ class Train(Settings):
 
 class Scaling(Settings):
     """Block is DeepSeek's: activations and gradients 1x128, weights 128x128. Row: per token and per output
-    channel. Mx: 1x32. `formula` is the rule that turns an amax into a scale; they differ in the last bits."""
+    channel. Mx: 1x32. `formula` is the rule that turns an amax into a scale: te, deepgemm and vllm, which differ in the
+    last bits, or one of the user's (labkit.config.own)."""
 
     format: Format = "e4m3"
     grad_format: Format = "e4m3"
     kv_format: Format = "e4m3"
     granularity: Literal["block", "tensor", "row", "mx"] = "block"
     scale: Literal["pow2", "fp32"] = "pow2"
-    formula: Literal["te", "deepgemm", "vllm"] = "te"
+    formula: Formula = "te"
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -52,7 +55,7 @@ class Scaling(Settings):
         return self
 
     def short_str(self) -> str:
-        formula = "" if self.formula == "te" else f"/{self.formula}"
+        formula = "" if self.formula == "te" else f"/{own.short(self.formula)}"
         return f"{self.format}/{self.granularity}/{self.scale}{formula}"
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from labkit.config.correction import Filter
+from labkit.config.own import short
 
 
 def said(value: Any) -> str:
@@ -12,7 +13,7 @@ def said(value: Any) -> str:
         return "on" if value else "off"
     if isinstance(value, list | tuple):
         return ", ".join(map(_element, value)) or "–"
-    return "–" if value is None or value == "" else str(value)
+    return "–" if value is None or value == "" else short(str(value))
 
 
 def said_changes(changes: Mapping[str, Sequence[Any]]) -> list[str]:

@@ -5,8 +5,8 @@ bfloat16 GEMM with float32 accumulation is then what an FP8 GEMM computes up to 
 fp32 scales x' needs float32. Emulation costs time: it never makes anything faster than BF16.
 
 Two implementations give the same bits and the tests hold them to it: a C kernel (:mod:`labkit.fp8.native`)
-and torch operators, which serve CUDA tensors and machines without a C compiler (``LABKIT_NATIVE=0`` forces
-them).
+and torch operators, which serve CUDA tensors, formulas that are functions, and machines without a C compiler
+(``LABKIT_NATIVE=0`` forces them).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from torch import Tensor
 
 from labkit.fp8 import native
 from labkit.fp8.formats import decode, get_format
-from labkit.fp8.quantization import Tile, check, encode, from_tiles, tile_scaling, to_tiles
+from labkit.fp8.quantization import Formula, Tile, check, encode, from_tiles, tile_scaling, to_tiles
 
 CACHED_ELEMENTS = 1 << 17
 """Elements the CPU fallback handles at once: the temporaries of more would not stay in cache."""
 
 
 def fake_quantize(
-    x: Tensor, fmt: str = "e4m3", tile: Tile = (1, 128), scale: str = "pow2", formula: str = "te"
+    x: Tensor, fmt: str = "e4m3", tile: Tile = (1, 128), scale: str = "pow2", formula: Formula = "te"
 ) -> Tensor:
     """Quantise and dequantise bfloat16 or float32 ``x``; the result is x.dtype for pow2 scales, else float32.
 
@@ -39,12 +39,14 @@ def fake_quantize(
     _refuse_grad(x, "fake_quantize")
     out_dtype = x.dtype if scale == "pow2" else torch.float32
     x_MK = x.detach().reshape(-1, x.shape[-1])
-    if x.device.type == "cpu" and native.available()[0]:
+    if x.device.type == "cpu" and isinstance(formula, str) and native.available()[0]:
         return native.fake_quantize(x_MK, fmt, tile, scale, formula, out_dtype).view(x.shape)
     return torch_fake_quantize(x_MK, fmt, tile, scale, formula, out_dtype).view(x.shape)
 
 
-def torch_fake_quantize(x_MK: Tensor, fmt: str, tile: Tile, scale: str, formula: str, out_dtype: torch.dtype) -> Tensor:
+def torch_fake_quantize(
+    x_MK: Tensor, fmt: str, tile: Tile, scale: str, formula: Formula, out_dtype: torch.dtype
+) -> Tensor:
     """``fake_quantize`` in torch operators, for 2-D x on any device."""
     rows = max(1, CACHED_ELEMENTS // (x_MK.shape[1] * tile[0])) * tile[0] if tile else len(x_MK)
     if x_MK.device.type == "cpu" and len(x_MK) > rows:

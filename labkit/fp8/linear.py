@@ -37,9 +37,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from labkit.config.own import KINDS, load
 from labkit.fp8 import scaled_mm
 from labkit.fp8.emulation import fake_quantize
-from labkit.fp8.quantization import Quantized, Tile
+from labkit.fp8.quantization import Formula, Quantized, Tile
 
 if TYPE_CHECKING:
     from labkit.config.recipe import Recipe
@@ -69,7 +70,7 @@ class LinearFormat:
     grad_fmt: str = "e4m3"
     granularity: str = "block"
     scale: str = "pow2"
-    formula: str = "te"
+    formula: Formula = "te"
 
     def __post_init__(self) -> None:
         if self.granularity not in GRANULARITIES:
@@ -97,7 +98,7 @@ class LinearFormat:
             grad_fmt=scaling.grad_format,
             granularity=scaling.granularity,
             scale=scaling.scale,
-            formula=scaling.formula,
+            formula=load("scaling", scaling.formula) if KINDS["scaling"].owns(scaling.formula) else scaling.formula,
         )
 
     @property

@@ -17,13 +17,16 @@ How s and m follow from amax differs between the systems that are to agree, and 
     te          none, 0 -> 1   1 / m                      F / amax      m rounded down to a power of two
     deepgemm    1e-4           amax / F                   1 / s         s rounded up
     vllm        see below      amax / F                   see below     s rounded up
+    a function  F 2^-100       f(amax, F)                 1 / s         s rounded up
 
 ``te`` is Transformer Engine's Float8BlockScaling (an overflowing F / amax becomes the largest finite value of
 x's own dtype) and, without tiles, its current scaling (there of float32); ``deepgemm`` is DeepGEMM's and
 DeepSeek-V3's. ``vllm`` follows vLLM per tile: a square tile is its weight quantiser (= deepgemm); otherwise s
 is at least 1 / (512 F), and 1 x c groups and columns divide, q = RNE(clamp(x / s)), while whole rows (1, K)
 and whole tensors multiply by 1 / s. A row that is exactly one 128-group wide counts as a group. For amax
-above the floors and pow2 scales all three formulas give the same bits.
+above the floors and pow2 scales all three formulas give the same bits. A function of the caller's own gets amax
+[M/r, 1, K/c, 1] in float32 and F as a number, and returns the scale of each tile from its amax alone: rows may come in
+several calls. Where s < amax / F it clips.
 
 With pow2 scales x' is exact in bfloat16: three mantissa bits times a power of two (exceptions: results beyond
 the dtype's range, and tiles at vLLM's floor, which is not a power of two). A zero tile has codes 0 and a
@@ -37,6 +40,7 @@ out: E8M0 storage of scales (they stay float32) and delayed scaling.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -47,6 +51,8 @@ from torch.nn import functional as F
 from labkit.fp8.formats import NAN_CODE, Format, get_format
 
 Tile = tuple[int, int] | None
+OwnRule = Callable[[Tensor, float], Tensor]
+Formula = str | OwnRule
 
 SCALES = ("pow2", "fp32")
 FORMULAS = ("te", "deepgemm", "vllm")
@@ -89,7 +95,7 @@ class Scaling(NamedTuple):
 
 
 def quantize(
-    x: Tensor, fmt: str = "e4m3", tile: Tile = (1, 128), scale: str = "pow2", formula: str = "te"
+    x: Tensor, fmt: str = "e4m3", tile: Tile = (1, 128), scale: str = "pow2", formula: Formula = "te"
 ) -> Quantized:
     """Quantise ``x`` (bfloat16, float32 or float16; at least 2-D, leading dimensions count as rows).
 
@@ -106,15 +112,15 @@ def quantize(
     return Quantized(from_tiles(codes, x_MK.shape).view(x.shape), scales, fmt, tile)
 
 
-def check(x: Tensor, fmt: str, tile: Tile, scale: str, formula: str) -> None:
+def check(x: Tensor, fmt: str, tile: Tile, scale: str, formula: Formula) -> None:
     """Raise ValueError, naming the way out, unless (x, fmt, tile, scale, formula) can be quantised."""
     if not isinstance(x, Tensor) or x.layout != torch.strided:
         raise ValueError(f"x must be a dense torch tensor, not {type(x).__name__}: use torch.as_tensor(x)")
     get_format(fmt)
     if scale not in SCALES:
         raise ValueError(f"unknown scale {scale!r}: choose one of {', '.join(SCALES)}")
-    if formula not in FORMULAS:
-        raise ValueError(f"unknown formula {formula!r}: choose one of {', '.join(FORMULAS)}")
+    if not callable(formula) and formula not in FORMULAS:
+        raise ValueError(f"unknown formula {formula!r}: choose one of {', '.join(FORMULAS)}, or give a function")
     pair = isinstance(tile, tuple) and len(tile) == 2 and all(type(n) is int and n > 0 for n in tile)
     if tile is not None and not pair:
         raise ValueError(f"tile {tile!r} is not a pair of positive sizes: use (1, 128), (128, 128), ..., or None")
@@ -167,12 +173,15 @@ def scale_rule(formula: str, tile: Tile, columns: int, dtype: torch.dtype) -> Sc
     return ScaleRule("vllm", divide, overflow)
 
 
-def tile_scaling(tiles: Tensor, x_MK: Tensor, fmt: Format, tile: Tile, scale: str, formula: str) -> Scaling:
+def tile_scaling(tiles: Tensor, x_MK: Tensor, fmt: Format, tile: Tile, scale: str, formula: Formula) -> Scaling:
     """The scales of ``tiles`` (from :func:`to_tiles`), shaped [M/r, 1, K/c, 1]."""
-    rule = scale_rule(formula, tile, x_MK.shape[1], x_MK.dtype)
     amax = tiles.abs().amax(dim=(1, 3), keepdim=True).to(torch.float32)
     finite = amax.isfinite()
     amax = amax.where(finite, 1.0)
+    if callable(formula):
+        dequantize = own_scale(amax, fmt, scale == "pow2", formula)
+        return Scaling(dequantize.reciprocal(), dequantize.where(finite, 1.0), False, finite)
+    rule = scale_rule(formula, tile, x_MK.shape[1], x_MK.dtype)
     if rule.formula == "te":
         multiplier, dequantize = te_scale(amax, fmt, scale == "pow2", rule.overflow)
     else:
@@ -204,6 +213,19 @@ def vllm_scale(amax: Tensor, fmt: Format, pow2: bool) -> Tensor:
     if pow2:
         scale = ceil_pow2(scale)
     return scale.clamp(min=1.0 / (512.0 * fmt.max))
+
+
+def own_scale(amax: Tensor, fmt: Format, pow2: bool, rule: OwnRule) -> Tensor:
+    """The dequantisation scale of a rule of the caller's; ValueError if that isn't one for each tile."""
+    scale = rule(amax.clamp(min=fmt.max * 2.0**-100), fmt.max)
+    name = getattr(rule, "__name__", "the rule of scales")
+    if not isinstance(scale, Tensor) or scale.shape != amax.shape:
+        found = list(scale.shape) if isinstance(scale, Tensor) else type(scale).__name__
+        raise ValueError(f"{name} must return a scale for each amax, a tensor {list(amax.shape)}, got {found}")
+    scale = scale.to(torch.float32)
+    if not bool(((scale >= torch.finfo(torch.float32).tiny) & scale.isfinite()).all()):
+        raise ValueError(f"{name} must return positive finite scales, got {scale.min():g} to {scale.max():g}")
+    return ceil_pow2(scale) if pow2 else scale
 
 
 def ceil_pow2(scale: Tensor) -> Tensor:

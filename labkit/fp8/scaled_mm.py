@@ -45,6 +45,9 @@ if TYPE_CHECKING:
     from labkit.fp8.linear import LinearFormat
 
 
+_OWN_RULE = ", and no quantiser in C for a scale rule of the user's"
+
+
 class Machine(NamedTuple):
     """Where a layer computes."""
 
@@ -99,7 +102,7 @@ def choose(p: LinearFormat, in_features: int, out_features: int, dtype: torch.dt
 def _refused(p: LinearFormat, in_features: int, out_features: int, dtype: torch.dtype, where: Machine) -> str:
     """Why no kernel serves the layer; "" if one does."""
     if where.device != "cuda":
-        return f"no FP8 matrix kernels on a {where.device}"
+        return f"no FP8 matrix kernels on a {where.device}{_OWN_RULE if callable(p.formula) else ''}"
     if dtype != torch.bfloat16:
         return f"FP8 kernels return BF16, the layer is {dtype}"
     align = alignment(p)
@@ -131,7 +134,8 @@ def described(choices: Sequence[Choice], where: Machine) -> tuple[Literal["fp8",
     if not reasons:
         return "fp8", ", ".join(sorted(set(kernels)))
     if where.device == "cpu":  # the reason is known
-        return "emulated", "C quantiser" if native.available()[0] else "torch quantiser"
+        in_c = native.available()[0] and not reasons.endswith(_OWN_RULE)
+        return "emulated", "C quantiser" if in_c else "torch quantiser"
     served = f"{kernels[0]} in {len(kernels)} of them, else " if kernels else ""
     return "emulated", f"{served}torch quantiser: {reasons}"
 

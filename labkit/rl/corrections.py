@@ -6,7 +6,7 @@ rejects. `labkit.config.Correction` composes the methods in use from three thing
 
     delta_t = p_t - g_t    r_t = exp(delta_t)    W = exp(sum_t delta_t)    G = exp(mean_t delta_t)
 
-    weight          none: 1    token: r_t    sequence: W    geometric: G
+    weight          none: 1    token: r_t    sequence: W    geometric: G    or f(delta, mask), the user's own
     truncation      w = min(max(weight, floor), cap)
     normalisation   w / mean(w), over tokens, or over responses where the weight is W or G; rejected ones count
     filters         statistic, of a token or of a response by sum, mean or worst token, inside [low, high]:
@@ -28,6 +28,9 @@ Two kinds of verdict follow the update and are given on the current log-probs c,
 equal p: those of filters with `when` (they also need the advantages), and with old_policy "rollout" all of
 them, since there is no third policy then and p is c.
 
+A weight of the user's (labkit.config.own) gets delta, FP64 and 0 where a token doesn't count, and the bool mask of
+those that do, both [B, T], and returns [B, T]; ValueError if that has another shape or isn't finite where they count.
+
 Shapes [B, T] (or [T], one sequence). The ratios are computed in FP64 and saturate (see labkit.rl.ratio);
 results are FP32 without gradient. Non-finite log-probs never raise: such tokens don't count. A wrong name or
 bound raises ConfigError, a ValueError. Sources: verl (rollout_corr_helper), NeMo RL (ClippedPGLossFn), TRL,
@@ -42,6 +45,7 @@ import torch
 from torch import Tensor
 
 from labkit.config import Correction, Filter
+from labkit.config.own import KINDS, load, short
 from labkit.rl.kl import k1, k2, k3
 from labkit.rl.ratio import counted, ratio
 
@@ -50,7 +54,7 @@ from labkit.rl.ratio import counted, ratio
 class Weights:
     """What a correction did to each token. All [B, T], detached."""
 
-    raw: Tensor  # float32: the weight's ratio (r, W or G; r if there is no weight), 0 if not valid
+    raw: Tensor  # float32: the weight before bounds (r, W, G or the user's; r if there is none), 0 if not valid
     applied: Tensor  # float32: what the loss is multiplied by; 0 where rejected
     keep: Tensor  # bool: False where rejected or not valid
     clipped: Tensor  # bool: valid, and the weight was truncated
@@ -100,13 +104,16 @@ def correction(name: str, **bounds: Any) -> Rule:
 
 
 def correction_from(settings: Correction) -> Rule:
+    own = load("correction", settings.weight) if KINDS["correction"].owns(settings.weight) else None
+
     @torch.no_grad()
     def weigh(
         g: Tensor, p: Tensor, mask: Tensor, advantages: Tensor | None = None, current: Tensor | None = None
     ) -> Weights:
         c = p if current is None else current
         batch = _Batch.of(g, c if settings.old_policy == "rollout" else p, c, mask, advantages)
-        return _weigh(settings, batch)
+        raw = _raw_weight(settings.weight, batch) if own is None else _own_weight(own, settings.weight, batch)
+        return _weigh(settings, batch, raw)
 
     return weigh
 
@@ -130,8 +137,7 @@ class _Batch:
         return cls(count, length, g, p, c, None if advantages is None else advantages.double()[..., None])
 
 
-def _weigh(settings: Correction, batch: _Batch) -> Weights:
-    raw = _raw_weight(settings.weight, batch)
+def _weigh(settings: Correction, batch: _Batch, raw: Tensor) -> Weights:
     truncated = raw.clamp(min=settings.floor, max=settings.cap) if settings.floor or settings.cap else raw
     judged = {each.key: _judged(each, batch) for each in settings.filters}
     rejected = {each.key: batch.count & _outside(each, judged[each.key], batch) for each in settings.filters}
@@ -160,6 +166,17 @@ def _raw_weight(level: str, batch: _Batch) -> Tensor:
     if level == "geometric":
         return ratio(total / batch.length).expand_as(delta)
     return ratio(delta)
+
+
+def _own_weight(own: Callable[[Tensor, Tensor], Tensor], reference: str, batch: _Batch) -> Tensor:
+    delta, name = batch.p - batch.g, short(reference)
+    weight = own(delta, batch.count)
+    if not isinstance(weight, Tensor) or weight.shape != delta.shape:
+        found = list(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__
+        raise ValueError(f"{name} must return a weight for each token, a tensor {list(delta.shape)}, got {found}")
+    if bad := int((batch.count & ~weight.isfinite()).sum()):
+        raise ValueError(f"{name} gave {bad} of {int(batch.count.sum())} tokens a weight that isn't finite")
+    return torch.where(batch.count, weight.double(), 0.0)
 
 
 def _mean_weight(weight: Tensor, batch: _Batch, per_sequence: bool) -> Tensor:

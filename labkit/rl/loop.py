@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from labkit import models, tasks
-from labkit.config import ConfigError, Experiment, Recipe
+from labkit.config import ConfigError, Experiment, Recipe, own
 from labkit.config.experts import check_dense
 from labkit.config.words import said_changes
 from labkit.fp8 import KVScales
@@ -75,6 +75,7 @@ class Loop:
         on_microstep: Callable[[], None] = _nothing,
         build_engine: EngineBuilder = build_engine,
     ) -> None:
+        own.forget()
         self.experiment, self._build_engine = experiment, build_engine
         self.recipe, self.settings = experiment.recipe, experiment.grpo
         self.correction = self.recipe.correction

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit import environment
-from labkit.config import ConfigError, Experiment, Recipe
+from labkit.config import ConfigError, Experiment, Recipe, own
 from labkit.config.experiment import MODEL_TASKS
 from labkit.config.locations import model_folder
 from labkit.hardware.packages import unavailable
@@ -74,12 +74,16 @@ class Run:
     def check(experiment: Experiment) -> Experiment:
         """The experiment as its run keeps it: with absolute paths, so that it can be resumed from any folder.
 
-        Raises ValueError if the model, the task or a package isn't there.
+        Raises ValueError if the model, the task, a package or a file of the user's isn't there. That file is looked
+        into, but not executed: sweeps are checked when they are only opened.
         """
         if missing := unavailable(experiment):
             raise ConfigError(missing)
         model_folder(experiment.model)
-        load_task(experiment.task, experiment.task_options)
+        if not own.KINDS["task"].owns(experiment.task):
+            load_task(experiment.task, experiment.task_options)
+        for kind, reference in own.used(experiment):
+            own.check(kind, reference)
         return _with_absolute_paths(experiment)
 
     @classmethod
@@ -196,7 +200,7 @@ class Run:
 
         Returns at once; the worker's answer is an event: switched, or refused with the reason.
         """
-        self._command("switch", recipe=recipe.model_dump(mode="json"))
+        self._command("switch", recipe=own.checked_recipe(recipe).model_dump(mode="json"))
 
     def checkpoint(self) -> None:
         """Write a checkpoint when the step at hand is complete."""
@@ -215,6 +219,7 @@ class Run:
 
         Data order and random numbers are this run's, and so are the records up to there. Returns at once.
         """
+        recipe = own.checked_recipe(recipe)
         forked = Run(fork(self.directory, recipe, step, steps, name, Path(root) if root else self.path.parent))
         with forked._lock() as held:
             forked._launch(held)
@@ -265,6 +270,7 @@ class Run:
         with self._lock() as held:
             self._check_resumable()
             self.records()  # a line that can't be read is better said here than in the worker's log
+            self.directory.keep(self.directory.owned())
             self._launch(held, with_parent)
 
     # how
@@ -347,7 +353,13 @@ def _with_absolute_paths(experiment: Experiment) -> Experiment:
     source = Path(task.removeprefix("dataset:")).expanduser()
     if task.startswith("dataset:") and source.exists():
         task = f"dataset:{source.absolute()}"
-    return experiment.override({"model": model, "task": task, "task_options": experiment.task_options})
+    options = dict(experiment.task_options)
+    if own.KINDS["task"].owns(task):
+        task = own.absolute(task)
+    elif own.KINDS["reward"].owns(options.get("reward")):
+        options["reward"] = own.absolute(options["reward"])
+    changes = {"model": model, "task": task, "task_options": options, "engine": own.absolute(experiment.engine)}
+    return experiment.override({**changes, "recipe": own.checked_recipe(experiment.recipe)})
 
 
 def _is_worker(pid: int) -> bool:

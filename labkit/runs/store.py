@@ -10,6 +10,7 @@
                 lock               held by the worker for as long as it lives (lock.py)
                 trainer.lock       the same for the trainer of a run over Ray (labkit.cluster)
                 worker.log         the worker's stdout and stderr
+                own/mine-1f4c09d2.py   a copy of each file of the user's that the run names (labkit.config.own)
                 checkpoints/step-00010/
                 origin/                where a fork comes from (fork.py)
 
@@ -26,11 +27,13 @@ import re
 import shutil
 import tempfile
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from labkit.config import Experiment, Recipe
+from labkit.config import Experiment, Recipe, own
 from labkit.runs import state as run_state
 from labkit.runs.jsonl import append_line, complete_lines, dump_json, load_object, replace_lines
 from labkit.runs.record import NewerSchemaError, StepRecord
@@ -82,6 +85,7 @@ class RunDirectory:
             draft.chmod(0o755)
             (draft / "checkpoints").mkdir()
             (draft / "experiment.yaml").write_text(experiment.to_yaml(), encoding="utf-8")
+            cls(draft).keep(own.used(experiment))
             cls(draft).write_state(RunState("idle"))
             if run_id:
                 path = draft.rename(parent / run_id)  # refused if it was taken meanwhile: a run is never empty
@@ -133,6 +137,28 @@ class RunDirectory:
             return time.time() - (self.path / "heartbeat").stat().st_mtime
         except FileNotFoundError:
             return float("inf")
+
+    # files of the user's
+
+    def owned(self) -> Iterator[tuple[own.KindName, str]]:
+        """What the Experiment, and the Recipes that it was switched to, name of the user's."""
+        yield from own.used(self.experiment)
+        for switch in self.switches():
+            yield from own.used_by_recipe(switch.recipe)
+
+    def keep(self, references: Iterable[tuple[own.KindName, str]]) -> None:
+        """Copy the files behind them. Raises RunError for one that is not what it was when it was copied before."""
+        for kind, reference in references:
+            file = own.check(kind, reference)
+            copy = self.path / "own" / f"{file.stem}-{sha256(bytes(file)).hexdigest()[:8]}.py"
+            if not copy.exists():
+                copy.parent.mkdir(exist_ok=True)
+                shutil.copyfile(file, copy)
+            elif copy.read_bytes() != file.read_bytes():
+                raise RunError(
+                    f"{file} has changed since {self.id} took it up: put its copy {copy} back in its place, or "
+                    "start another run with the new one"
+                )
 
     # what the worker appends
 

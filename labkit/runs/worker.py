@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit import environment
-from labkit.config import Experiment, Recipe
+from labkit.config import Experiment, Recipe, own
 from labkit.runs import lock
 from labkit.runs.commands import Commands, StateOf, StopRequested
 from labkit.runs.fork import origin
@@ -117,6 +117,7 @@ class Worker:
         from labkit.rl.loop import Loop
         from labkit.rollout import build_engine
 
+        self.directory.keep(self.directory.owned())
         every = experiment.checkpoint_every or experiment.steps
         loop = Loop(experiment, self.commands.poll, self._build_engine or build_engine)
         self._resume(loop)
@@ -148,7 +149,9 @@ class Worker:
         try:
             if step >= self._experiment.steps:
                 raise ValueError("the run has no step left")
-            changes = loop.switch(Recipe(**recipe))
+            wanted = Recipe(**recipe)
+            self.directory.keep(own.used_by_recipe(wanted))
+            changes = loop.switch(wanted)
         except StopRequested:
             self.directory.append_event("refused", command="switch", reason="the run was stopped before it could act")
             raise
@@ -223,6 +226,8 @@ def reason(error: Exception) -> str:
     text = " ".join(str(error).split())
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    if place := own.place_in(error):
+        return f"{type(error).__name__}: {text} ({place})"
     if isinstance(error, ValueError) and text:
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,13 +1,16 @@
-"""Tasks by name: arithmetic, sums, gsm8k, reasoning-gym:NAME, dataset:PATH_OR_HUB_NAME.
+"""Tasks by name: arithmetic, sums, gsm8k, reasoning-gym:NAME, dataset:PATH_OR_HUB_NAME, or one of the user's own.
 
-Each has an options class, a small group of settings; unknown options are refused with a suggestion.
+Each has an options class, a small group of settings; unknown options are refused with a suggestion. The options of a
+task of the user's (labkit.config.own) are what its class or function takes.
 """
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
 from labkit.config.errors import ConfigError, did_you_mean
 from labkit.config.experiment import TASK_FORMS
+from labkit.config.own import KINDS, installed, is_reference, lacking, load, short
 from labkit.tasks.arithmetic import Arithmetic, ArithmeticOptions
 from labkit.tasks.dataset import DatasetOptions, DatasetTask
 from labkit.tasks.gsm8k import GSM8K, GSM8KOptions
@@ -30,6 +33,8 @@ __all__ = [
 
 def load_task(name: str, options: Mapping[str, Any] | None = None) -> Task:
     """Raises ConfigError for unknown names and options, TaskError for data that can't be used."""
+    if KINDS["task"].owns(name) and (is_reference(name) or name in installed("task")):
+        return _own(name, options or {})
     try:
         task = _make(name, options or {})
     except ConfigError as error:
@@ -52,3 +57,15 @@ def _make(name: str, given: Mapping[str, Any]) -> Task | None:
         case ("dataset", ":", source) if source:
             return DatasetTask(source, DatasetOptions(**given))
     return None
+
+
+def _own(reference: str, given: Mapping[str, Any]) -> Task:
+    make, name = load("task", reference), short(reference)
+    try:
+        inspect.signature(make).bind(**given)
+    except TypeError as error:
+        raise ConfigError(f"task_options: {error}; {name} takes {inspect.signature(make)}") from None
+    task: Task = make(**given)
+    if missing := lacking(task, Task):
+        raise ConfigError(f"task: {name} lacks {missing}; labkit.tasks.Task says what they do")
+    return task

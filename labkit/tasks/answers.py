@@ -9,6 +9,8 @@ whole. A completion without one is judged
 With a pattern the answer is its last match, or the group in it; a completion that has none is wrong, and a reference
 that has none is an answer as a whole.
 
+A function of the user's (labkit.config.own) gets the completion and the reference as they are, and no pattern.
+
 "match" compares numbers as numbers (1,000.0 is 1000) and text without regard to case, spacing and a final full stop;
 "math-verify" compares values (`labkit.tasks.mathematics`): 1/2 is 0.5.
 """
@@ -16,18 +18,16 @@ that has none is an answer as a whole.
 import re
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Literal
 
 from labkit.tasks import mathematics
 
-Comparison = Literal["match", "math-verify"]
 _NUMBER = re.compile(r"-?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
 _MARK = "####"
 
 
 @dataclass(frozen=True)
 class Judge:
-    comparison: Comparison
+    comparison: str  # match, math-verify
     pattern: re.Pattern[str] | None = None
 
     def right(self, completion: str, answer: str) -> bool:

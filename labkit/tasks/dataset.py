@@ -2,7 +2,8 @@
 
 A column may be named with dots (reward_model.ground_truth). A prompt is text, or a list of chat messages with role and
 content (as in DAPO's data); `chat` makes a message of text too. Messages reach the model through its own chat template.
-A finished completion is right if `labkit.tasks.answers` says so; one that was cut off is wrong.
+A finished completion is right if `labkit.tasks.answers` says so, or is worth what the user's own function says; one
+that was cut off is wrong.
 
 Held out is the split `heldout_split`, else `heldout_fraction` of the rows by prompt (`is_heldout`). Either way equal
 prompts are on the same side. A row that is there several times counts once.
@@ -10,14 +11,16 @@ prompts are on the same side. A row that is there several times counts once.
 
 import random
 import re
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
+from labkit.config.errors import wrong
+from labkit.config.own import KINDS, Reward, load, short
 from labkit.config.settings import Float, Int, Settings
 from labkit.tasks import mathematics
-from labkit.tasks.answers import Comparison, Judge
+from labkit.tasks.answers import Judge
 from labkit.tasks.columns import messages, text
 from labkit.tasks.rows import is_file, read_rows
 from labkit.tasks.task import Chat, Problem, TaskError, is_heldout
@@ -35,7 +38,7 @@ class DatasetOptions(Settings):
     chat: bool = False  # text is what the user says in a chat
     chat_options: dict[str, Any] = Field(default={})  # the template's own variables, such as enable_thinking
     answer_pattern: str = ""  # a regular expression with at most one group
-    reward: Comparison = "match"
+    reward: Reward = "match"  # match, math-verify, or a function of the user's
     heldout_fraction: Float = Field(default=0.1, gt=0, lt=1)
     max_new_tokens: Int = Field(default=256, ge=1)
     stop: str = ""
@@ -46,6 +49,12 @@ class DatasetOptions(Settings):
         if "{prompt}" not in template:
             raise ValueError("must hold {prompt}")
         return template
+
+    @model_validator(mode="after")
+    def _own_reward_reads_itself(self) -> Self:
+        if self.answer_pattern and KINDS["reward"].owns(self.reward):
+            raise wrong("answer_pattern", f"{short(self.reward)} reads completions itself; drop the pattern")
+        return self
 
     @field_validator("answer_pattern")
     @classmethod
@@ -69,6 +78,7 @@ class DatasetTask:
         self.stop = self.options.stop
         pattern = self.options.answer_pattern
         self._judge = Judge(self.options.reward, re.compile(pattern) if pattern else None)
+        self._own_reward: Callable[[str, str], float] | None = None  # loaded when it is first needed
         training, heldout = self._sides(source)
         self._placed = [*training, *heldout]
         self._training, self._heldout = ([problem for _, problem in side] for side in (training, heldout))
@@ -86,7 +96,15 @@ class DatasetTask:
         return random.Random(seed).sample(self._heldout, min(n, len(self._heldout)))
 
     def reward(self, problem: Problem, completion: str, finished: bool) -> float:
-        return float(finished and self._judge.right(completion, problem.answer))
+        if not finished:
+            return 0.0
+        if not KINDS["reward"].owns(self.options.reward):
+            return float(self._judge.right(completion, problem.answer))
+        self._own_reward = self._own_reward or load("reward", self.options.reward)
+        reward = float(self._own_reward(completion, problem.answer))
+        if not 0 <= reward <= 1:
+            raise TaskError(f"{short(self.options.reward)} gave a reward of {reward}; scale rewards to [0, 1]")
+        return reward
 
     def _sides(self, source: str) -> tuple[list[Placed], list[Placed]]:
         """The training and the held-out problems."""

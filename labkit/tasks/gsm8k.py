@@ -5,8 +5,8 @@ Qwen's model cards give for mathematics. The reference is what follows "####"; a
 finds the same number in it, first of all in \\boxed. Everything else is as in `labkit.tasks.dataset`.
 """
 
+from labkit.config.own import Reward
 from labkit.config.settings import Int
-from labkit.tasks.answers import Comparison
 from labkit.tasks.dataset import DatasetOptions
 
 GSM8K, SUBSET = "openai/gsm8k", "main"
@@ -19,5 +19,5 @@ class GSM8KOptions(DatasetOptions):
     subset: str = SUBSET
     template: str = f"{{prompt}}\n{INSTRUCTION}"
     chat: bool = True
-    reward: Comparison = "math-verify"
+    reward: Reward = "math-verify"
     max_new_tokens: Int = 512

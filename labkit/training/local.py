@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from labkit.config import Experiment
+from labkit.config.own import KINDS, short
 from labkit.fp8 import AmaxObserver, KVScales, LinearFormat, scaled_mm
 from labkit.models import lora
 from labkit.models.attention import ObservedAttention
@@ -186,6 +187,8 @@ class LocalTrainer:
         kernel_name = self.experiment.trainer_attention
         same = kernel_name == "math" and self.experiment.engine == "local"
         attention = "the rollout's own arithmetic" if same else "another kernel than the rollout's"
+        if KINDS["engine"].owns(self.experiment.engine):
+            attention = f"the rollout's is up to {short(self.experiment.engine)}"
         report = {"train.attention": Active(state="bf16", detail=f"{kernel_name}: {attention}")}
         if adapted := [linear for linear in linears if isinstance(linear, lora.LoRALinear)]:
             rank, trained = self.experiment.lora.rank, sum(p.numel() for p in self.master.parameters.values())

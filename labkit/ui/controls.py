@@ -14,11 +14,24 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from labkit.config import DESCRIPTIONS, RECIPES, ConfigError, Recalibration, Recipe, Router, Scaling
+from labkit.config import DESCRIPTIONS, RECIPES, ConfigError, Recalibration, Recipe, Router, Scaling, own
 from labkit.runs.record import Active
 from labkit.ui.correction_picker import CorrectionPicker
 from labkit.ui.experiment_controls import ExperimentControls
-from labkit.ui.fields import HintLine, badge, checkbox, choice, column, heading, html_box, literals, note, number, row
+from labkit.ui.fields import (
+    HintLine,
+    badge,
+    checkbox,
+    choice,
+    column,
+    heading,
+    html_box,
+    literals,
+    note,
+    number,
+    row,
+    text,
+)
 
 __all__ = ["COMPONENTS", "ExperimentControls", "RecipeControls", "reasons"]
 
@@ -101,7 +114,7 @@ class RecipeControls:
             "scaling.grad_format": choice("grads", literals(Scaling, "grad_format"), label_width=_RIGHT),
             "scaling.granularity": choice("granularity", literals(Scaling, "granularity"), label_width=_LEFT),
             "scaling.scale": choice("scale", literals(Scaling, "scale"), label_width=_RIGHT),
-            "scaling.formula": choice("formula", literals(Scaling, "formula"), "196px", label_width=_LEFT),
+            "scaling.formula": text("formula", own.options("scaling"), "100%", label_width=_LEFT),
             "scaling.kv_format": choice("format", literals(Scaling, "kv_format"), label_width=_RIGHT),
             "recalibration.policy": choice("renew", literals(Recalibration, "policy"), "180px", label_width="54px"),
             "recalibration.every": number("every", whole=True, label_width="54px", width="180px", least=1),

@@ -15,8 +15,8 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from labkit.config import MODEL_DEFAULTS, ConfigError, Experiment, Recipe
-from labkit.config.experiment import MODEL_TASKS, TASK_FAMILIES, TASKS
+from labkit.config import MODEL_DEFAULTS, ConfigError, Experiment, Recipe, own
+from labkit.config.experiment import MODEL_TASKS, TASK_FAMILIES
 from labkit.ui.fields import HintLine, choice, heading, html_box, literals, note, number, text
 
 _CELL = 152  # px; two fit the column of controls, five a notebook of 1024 px
@@ -54,8 +54,8 @@ class ExperimentControls:
         self._typed: dict[str, Any] = {}  # what the last valid Experiment doesn't have yet
         self._fields: dict[str, Any] = {
             "model": text("model", tuple(MODEL_TASKS), "auto", _LABEL),
-            "task": text("task", (*TASKS, *(f"{family}:" for family in TASK_FAMILIES)), "auto", _LABEL),
-            "engine": choice("engine", literals(Experiment, "engine"), "auto", _LABEL),
+            "task": text("task", (*own.options("task"), *(f"{name}:" for name in TASK_FAMILIES)), "auto", _LABEL),
+            "engine": text("engine", own.options("engine"), "auto", _LABEL),
             "trainer": choice("trainer", literals(Experiment, "trainer"), "auto", _LABEL),
             "device": choice("device", literals(Experiment, "device"), "auto", _LABEL),
             "trainer_attention": choice("kernels", literals(Experiment, "trainer_attention"), "auto", _LABEL),

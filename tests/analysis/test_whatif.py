@@ -173,3 +173,17 @@ def test_adapters_are_part_of_what_a_batch_is_computed_again_with(tmp_path: Path
     assert found.together == found.recorded
     with pytest.raises(ConfigError, match=r"recipe.train.wgrad: the base is frozen"):
         whatif(batch, ["fp8-e2e"], ["none"])
+
+
+def test_corrections_and_rules_of_ones_own_take_part(batch_of: BatchOf, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text("def token(delta, mask): return delta.exp()\ndef half(amax, fp8_max): return amax / fp8_max / 2\n")
+    batch = batch_of("fp8-rollout-tis")
+    coarse = batch.experiment.recipe.override({"scaling.formula": f"{mine}:half", "name": "coarse"})
+    result = whatif(batch, [batch.experiment.recipe, coarse], ["importance-sampling", f"{mine}:token"])
+    theirs, own, *clipped = result.rows
+    assert own.correction == "mine.py:token"
+    assert own.numbers() == theirs.numbers()
+    assert clipped[0].tmpe - 1 > 3 * (theirs.tmpe - 1)  # half of the range is cut off
+    mine.write_text("def token(delta, mask): return 0 * delta\n")  # another look after an edit
+    assert whatif(batch, corrections=[f"{mine}:token"]).rows[0].max_weight == 0

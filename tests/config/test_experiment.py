@@ -87,7 +87,7 @@ def test_task_options_by_dotted_key_add_and_as_a_dict_replace():
         ({"seed": -1}, "seed: must be greater than or equal to 0"),
         ({"eval_every": 0}, "eval_every: must be greater than or equal to 1"),
         ({"name": 7}, "name: must be a valid string (in YAML put it in quotes), got 7"),
-        ({"engine": "sglang"}, "engine: must be 'local' or 'vllm', got 'sglang'"),
+        ({"engine": "sglang"}, "engine: must be 'local', 'vllm', or your own as path/to/file.py:NAME"),
         ({"model": "zzz"}, "model: there is no model 'zzz'"),
         ({"model": "./my/folder"}, "model: there is no model './my/folder'"),
         ({"task": "arithmetics"}, "task: no task 'arithmetics'; did you mean arithmetic?"),

@@ -140,3 +140,13 @@ def test_float16_and_lost_gradients_are_refused():
             function(x)
     with torch.no_grad():
         assert not fake_quantize(x).requires_grad
+
+
+def test_a_rule_of_ones_own_goes_through_torch_in_any_number_of_pieces() -> None:
+    def rule(amax: torch.Tensor, fp8_max: float) -> torch.Tensor:
+        return 0.75 * amax / fp8_max
+
+    x = random(600, 1000)
+    for tile in ((1, 128), (128, 128), (128, 1), None):
+        expected = quantize(x, tile=tile, scale="fp32", formula=rule).dequantize()
+        assert torch.equal(fake_quantize(x, tile=tile, scale="fp32", formula=rule), expected)

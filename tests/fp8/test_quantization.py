@@ -7,7 +7,7 @@ import torch
 
 from labkit.fp8.emulation import fake_quantize
 from labkit.fp8.formats import FORMATS
-from labkit.fp8.quantization import quantize
+from labkit.fp8.quantization import SCALES, quantize
 
 GOLDEN = Path(__file__).parent / "golden"
 FORMULA = {"te": "te", "dg": "deepgemm", "vllm_native": "vllm", "vllm_block": "vllm"}
@@ -216,3 +216,53 @@ def test_a_tile_beyond_the_tensor_costs_nothing_and_changes_nothing() -> None:
     assert huge.scales.shape == (1, 1)
     assert torch.equal(huge.codes, quantize(x, tile=(3, 100)).codes)
     assert torch.equal(huge.dequantize(), fake_quantize(x, tile=(2**70, 2**70)))
+
+
+# ---- a rule of the caller's own
+
+
+def test_a_rule_of_ones_own_that_says_what_deepgemm_says_gives_its_bits():
+    x = torch.randn(150, 300, generator=torch.Generator().manual_seed(0))
+    for tile in ((1, 128), (128, 128), None):
+        for scale in SCALES:
+            theirs = quantize(x, tile=tile, scale=scale, formula="deepgemm")
+            mine = quantize(x, tile=tile, scale=scale, formula=lambda amax, fp8_max: amax / fp8_max)
+            assert torch.equal(mine.codes, theirs.codes)
+            assert torch.equal(mine.scales, theirs.scales)
+
+
+def test_a_rule_of_ones_own_may_clip():
+    x = torch.tensor([[448.0, 100.0, -448.0, 0.5]])
+    assert quantize(x, scale="fp32", formula=lambda amax, fp8_max: amax / fp8_max / 2).dequantize().tolist() == [
+        [224.0, 96.0, -224.0, 0.5]
+    ]  # 100 is half-way between 96 and 104, and 96 is even
+
+
+def test_a_rule_of_ones_own_meets_no_zero_no_nan_and_no_infinity():
+    seen = []
+
+    def rule(amax, fp8_max):
+        seen.append(amax)
+        return amax / fp8_max
+
+    x = torch.tensor([[0.0] * 4, [torch.nan, 1, 2, 3], [torch.inf, 1, 2, 3], [1e-44, 0, 0, 0]])
+    q = quantize(x, tile=(1, 4), formula=rule)
+    assert bool((seen[0].isfinite() & (seen[0] > 0)).all())
+    assert q.codes[0].tolist() == [0] * 4
+    assert q.codes[1].tolist() == q.codes[2].tolist() == [0x7F] * 4
+    assert q.scales.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (lambda amax, fp8_max: 1.0, r"must return a scale for each amax, a tensor \[2, 1, 1, 1\], got float"),
+        (lambda amax, fp8_max: amax[0], r"a tensor \[2, 1, 1, 1\], got \[1, 1, 1\]"),
+        (lambda amax, fp8_max: 0 * amax, "must return positive finite scales, got 0 to 0"),
+        (lambda amax, fp8_max: amax / 0, "must return positive finite scales, got inf to inf"),
+        (lambda amax, fp8_max: amax * torch.nan, "must return positive finite scales"),
+    ],
+)
+def test_a_rule_of_ones_own_that_gives_no_scales_is_refused(rule, message):
+    with pytest.raises(ValueError, match=message):
+        quantize(torch.ones(2, 4), tile=(1, 128), formula=rule)

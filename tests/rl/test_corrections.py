@@ -291,3 +291,59 @@ def test_a_product_is_not_clamped_token_by_token():
 def test_a_filter_on_the_sign_of_the_advantage_asks_for_it():
     with pytest.raises(ValueError, match=r"mean-k1-negative\.\.0\.5 depends on the sign .*: pass advantages"):
         correction("off-policy-mask")(G, P, MASK)
+
+
+# ---- a weight of the user's own
+
+OWN = """
+import torch
+
+def sigmoid(delta, mask):
+    assert delta.dtype == torch.float64 and mask.dtype == torch.bool
+    assert bool((delta[~mask] == 0).all())
+    return 2 * torch.sigmoid(delta)
+
+def flat(delta, mask):
+    return delta.sum(-1)
+
+def number(delta, mask):
+    return 1.0
+
+def bad(delta, mask):
+    return torch.where(delta == 0, 1.0, torch.nan)
+"""
+
+
+@pytest.fixture
+def mine(tmp_path):
+    (tmp_path / "mine.py").write_text(OWN)
+    return tmp_path / "mine.py"
+
+
+def test_a_weight_of_ones_own_is_truncated_filtered_and_normalised_like_any(mine):
+    weights = correction(f"{mine}:sigmoid")(G, P, MASK)
+    expected = [[2 / (1 + math.exp(0.1)), 2 / (1 + math.exp(-0.5)), 1.0], [1.0, 2 / (1 + math.exp(1.5)), 0.0]]
+    assert torch.allclose(weights.applied, torch.tensor(expected), atol=1e-6)
+    assert torch.equal(weights.raw, weights.applied)
+
+    low = Filter(low=0.5)  # of r, as always
+    settings = Correction(weight=f"{mine}:sigmoid", cap=1.2, filters=(low,), normalize=True)
+    weights = correction_from(settings)(G, P, MASK)
+    assert weights.clipped.tolist() == [[False, True, False], [False, False, False]]
+    assert weights.keep.tolist() == [[True, True, True], [True, False, False]]
+    capped = [0.950042, 1.2, 1.0, 1.0, 0.364851]
+    mean = sum(capped) / 5
+    assert weights.applied[weights.keep].tolist() == pytest.approx([each / mean for each in capped[:4]], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("flat", r"mine.py:flat must return a weight for each token, a tensor \[2, 3\], got \[2\]"),
+        ("number", r"mine.py:number must return a weight for each token, a tensor \[2, 3\], got float"),
+        ("bad", "mine.py:bad gave 3 of 5 tokens a weight that isn't finite"),
+    ],
+)
+def test_a_weight_of_ones_own_that_is_none_is_refused(mine, name, message):
+    with pytest.raises(ValueError, match=message):
+        correction(f"{mine}:{name}")(G, P, MASK)

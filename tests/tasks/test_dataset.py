@@ -244,3 +244,19 @@ def test_a_hub_name_without_a_network_fails_soon(monkeypatch):
     with pytest.raises(TaskError, match=r"(?s)nobody/nothing: .*can't be reached; .*labkit fetch"):
         load_task("dataset:nobody/nothing")
     assert time.monotonic() - start < 30
+
+
+def test_a_reward_of_ones_own(questions, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "def near(response, answer):\n    return 1 / (1 + abs(int(response) - int(answer)))\n"
+        "def wild(response, answer):\n    return 2\n"
+    )
+    task = load_task(f"dataset:{questions}", {"reward": f"{tmp_path}/mine.py:near"})
+    problem = Problem("", "12")
+    assert task.reward(problem, "12", True) == 1
+    assert task.reward(problem, "13", True) == 0.5
+    assert task.reward(problem, "12", False) == 0  # cut off
+    with pytest.raises(TaskError, match=r"mine.py:wild gave a reward of 2.0; scale rewards to \[0, 1\]"):
+        load_task(f"dataset:{questions}", {"reward": f"{tmp_path}/mine.py:wild"}).reward(problem, "12", True)
+    with pytest.raises(ValueError, match=r"answer_pattern: mine.py:near reads completions itself; drop the pattern"):
+        load_task(f"dataset:{questions}", {"reward": "mine.py:near", "answer_pattern": "x"})

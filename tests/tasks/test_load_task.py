@@ -30,7 +30,7 @@ from labkit.tasks import load_task
             {"answer_colum": "a"},
             "task_options.answer_colum: no such setting; did you mean answer_column",
         ),
-        ("dataset:x.jsonl", {"reward": "exact"}, "task_options.reward: must be 'match' or 'math-verify', got 'exact'"),
+        ("dataset:x.jsonl", {"reward": "exact"}, "task_options.reward: must be 'match', 'math-verify', or your own as"),
         ("dataset:x.jsonl", {"answer_pattern": "("}, "task_options.answer_pattern: is no regular expression (missing"),
         ("dataset:x.jsonl", {"answer_pattern": "(a)(b)"}, "task_options.answer_pattern: has 2 groups; mark the answer"),
         (
@@ -49,3 +49,31 @@ def test_bad_names_and_options(name, options, message):
 def test_tasks_by_name():
     assert load_task("arithmetic", {"max_operators": 4}).max_new_tokens == 28
     assert load_task("sums").name == "sums"
+
+
+OWN = """
+from labkit.tasks import Arithmetic
+
+class Longer(Arithmetic):
+    name = "longer"
+    def __init__(self, extra: int = 1) -> None:
+        super().__init__()
+        self.max_new_tokens += extra
+
+class Half:
+    name = "half"
+    def sample(self, rng):
+        pass
+"""
+
+
+def test_a_task_of_ones_own_is_made_with_its_options(tmp_path):
+    (tmp_path / "mine.py").write_text(OWN)
+    task = load_task(f"{tmp_path}/mine.py:Longer", {"extra": 5})
+    assert (task.name, task.max_new_tokens) == ("longer", load_task("arithmetic").max_new_tokens + 5)
+    with pytest.raises(ConfigError, match=r"task_options: .*'extr'; mine.py:Longer takes \(extra: int = 1\)"):
+        load_task(f"{tmp_path}/mine.py:Longer", {"extr": 5})
+    with pytest.raises(ConfigError, match=r"task: mine.py:Half lacks heldout, max_new_tokens, reward, stop; labkit"):
+        load_task(f"{tmp_path}/mine.py:Half")
+    with pytest.raises(ConfigError, match=r"task: .*mine.py defines no None at its top level; it has Arithmetic, Half"):
+        load_task(f"{tmp_path}/mine.py:None")

@@ -96,6 +96,42 @@ def test_a_correction_composed_by_hand_stays_until_another_is_chosen() -> None:
     assert panel.recipe.correction == mine
 
 
+def test_a_weight_of_ones_own_is_typed_under_yours_and_gives_way_to_a_named_correction() -> None:
+    panel = RecipeControls(RECIPES["fp8-rollout"])
+    control(panel, "correction.project").value = "yours"
+    assert panel.recipe == RECIPES["fp8-rollout"]
+    control(panel, "correction.weight").value = "mine"
+    assert panel.hint.problem.startswith("correction.name: no correction 'mine'")
+    control(panel, "correction.project").value = "yours"
+    control(panel, "correction.weight").value = "my/mine.py:weight"
+    assert panel.recipe.correction == Correction(weight="my/mine.py:weight")
+    assert "composed by hand: mine.py:weight" in texts(panel)
+    panel.set(panel.recipe)
+    assert control(panel, "correction.project").value == "yours"
+    assert control(panel, "correction.weight").value == "my/mine.py:weight"
+    control(panel, "correction.project").value = "methods"
+    assert panel.recipe.correction.weight == "my/mine.py:weight"
+    control(panel, "correction.name").value = "tis"
+    assert panel.recipe.correction == Correction(name="tis")
+
+
+def test_a_rule_and_an_engine_of_ones_own_are_typed() -> None:
+    recipe, rest = RecipeControls(RECIPES["fp8-rollout"]), ExperimentControls(Experiment())
+    control(recipe, "scaling.formula").value = "mine.py:my_scale"
+    assert recipe.recipe.scaling.formula == "mine.py:my_scale"
+    control(recipe, "scaling.formula").value = "mine"
+    assert recipe.hint.problem.startswith("scaling.formula: must be 'te', 'deepgemm', 'vllm', or your own as")
+    assert control(recipe, "scaling.formula").value == "mine.py:my_scale"
+    control(rest, "engine").value = "mine.py:MyEngine"
+    control(rest, "task").value = "mine.py:MyTask"
+    experiment = rest.experiment(Recipe())
+    assert experiment is not None
+    assert (experiment.engine, experiment.task) == ("mine.py:MyEngine", "mine.py:MyTask")
+    control(rest, "engine").value = "mine"
+    assert rest.experiment(Recipe()) is None
+    assert rest.problem.startswith("engine: must be 'local', 'vllm', or your own")
+
+
 def test_a_switch_that_another_one_rules_out_is_disabled_with_the_reason() -> None:
     panel = RecipeControls(RECIPES["fp8-rollout"])
     attention, cache = control(panel, "rollout.attention"), control(panel, "rollout.kv_cache")
@@ -265,10 +301,10 @@ def test_every_control_has_its_hint_and_every_hint_its_control() -> None:
     hint = HintLine()
     panels = [RecipeControls(RECIPES["bf16"], hint), ExperimentControls(Experiment(), hint)]
     prefix = hint.prefix
-    # Bounds are on screen only with a correction that has them.
+    # Bounds are on screen only with a correction that has them, the weight only for one of the user's own.
     followed = {name.removeprefix(prefix) for panel in panels for w in inside(panel.widget)
                 for name in getattr(w, "_dom_classes", ()) if name.startswith(prefix)}  # fmt: skip
-    assert followed | {f"correction.{bound}" for bound in ("floor", "cap", "low", "high")} == set(HINTS)
+    assert followed | {f"correction.{name}" for name in ("weight", "floor", "cap", "low", "high")} == set(HINTS)
     assert hint not in list(inside(panels[0].widget))
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from labkit.config.correction import Correction, Filter
 from labkit.config.experiment import Experiment
 from labkit.config.locations import SHIPPED
+from labkit.config.own import KINDS, short
 from labkit.config.recipe import Router
 
 HUB_NAMES = {"smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"}
@@ -38,7 +39,10 @@ def model_name(experiment: Experiment, notes: list[str]) -> str:
 def shared_notes(experiment: Experiment, framework: str) -> list[str]:
     """What has no counterpart in any of the frameworks."""
     recipe = experiment.recipe
-    notes = [f"task: {experiment.task} is labkit's; give {framework} your data set and reward"]
+    whose = "yours" if KINDS["task"].owns(experiment.task) else "labkit's"
+    notes = [f"task: {short(experiment.task)} is {whose}; give {framework} your data set and reward"]
+    if KINDS["engine"].owns(experiment.engine):
+        notes.append(f"engine: {short(experiment.engine)} is yours and stays behind")
     if experiment.sampling.max_new_tokens is None:
         notes.append("sampling.max_new_tokens: the task's own here; set the response length there")
     if experiment.lora.rank:
@@ -52,7 +56,7 @@ def shared_notes(experiment: Experiment, framework: str) -> list[str]:
     if recipe.uses_fp8 and recipe.scaling.formula != "vllm":
         notes.append(
             f"scaling.formula: engine and trainer follow their own rules there, other than "
-            f"{recipe.scaling.formula}, and maybe from each other in the last bits"
+            f"{short(recipe.scaling.formula)}, and maybe from each other in the last bits"
         )
     if recipe.router != Router():
         notes.append(f"router: {recipe.router.dtype}, replay {recipe.router.replay}; {framework} has its own settings")
@@ -96,6 +100,8 @@ def unshared(correction: Correction) -> list[str]:
         reasons.append("no pull towards the engine")
     if correction.objective == "ratio":
         reasons.append("no unclipped ratio")
+    if KINDS["correction"].owns(correction.weight):
+        reasons.append("no weight of your own")
     if correction.weight == "geometric":
         reasons.append("no geometric weight")
     return reasons
