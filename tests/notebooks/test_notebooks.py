@@ -14,6 +14,7 @@ NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 PANEL = {"00_start_here"}  # its figure is in the panel, a widget
 SLOW = {  # they wait for whole runs
     *("04_importance_sampling", "05_kv_cache_and_recalibration", "06_end_to_end", "07_mixture_of_experts"),
+    "11_make_it_yours",
 }
 NEEDS_VLLM = {"09_real_engines"}
 SOLUTION = re.compile(r"<details><summary>Solution</summary>\s*```python\n(.*?)```", re.DOTALL)
