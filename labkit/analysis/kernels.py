@@ -11,8 +11,8 @@ temperature 1 over the whole vocabulary. Log-probs in nats; generation KL = mean
 engine drew, so it estimates a divergence for that engine's row and is a distance for the others.
 
 What is not installed, or can't run this policy, is listed in `missing` with the reason. vLLM's FP8 is what
-`labkit.rollout.vllm` makes of it. Raises ValueError for a batch of stale weights, of which two sets would be needed, and
-for adapters.
+`labkit.rollout.vllm` makes of it. Raises ValueError for a batch of stale weights, of which two sets would be needed,
+and for adapters.
 """
 
 import dataclasses

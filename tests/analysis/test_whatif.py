@@ -3,7 +3,7 @@
 import dataclasses
 import io
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from labkit.analysis import Batch, WhatIf, attribute, whatif
 from labkit.analysis.batch import _next_batch as batch_of_loop
 from labkit.config import CORRECTIONS, RECIPES, ConfigError, Correction
 from labkit.rl.loop import Loop
+from labkit.runs.record import StepRecord
 
 from .conftest import small
 
@@ -158,12 +159,14 @@ def test_a_batch_that_vllm_drew_is_said_to_meet_other_kernels(batch_of: BatchOf)
 
 
 def test_adapters_are_part_of_what_a_batch_is_computed_again_with(tmp_path: Path) -> None:
-    loop = Loop(small("fp8-rollout", **{"lora.rank": 8, "grpo.lr": 1e-2, "grpo.warmup_steps": 0}))
-    stream = loop.steps()
-    next(stream), next(stream)
-    collected = batch_of_loop(loop)
-    metrics = next(stream).metrics
-    collected.save(tmp_path / "batch.safetensors")
+    def after_a_step() -> tuple[Loop, Iterator[StepRecord]]:
+        loop = Loop(small("fp8-rollout", **{"lora.rank": 8, "grpo.lr": 1e-2, "grpo.warmup_steps": 0}))
+        stream = loop.steps()
+        next(stream), next(stream)
+        return loop, stream
+
+    metrics = next(after_a_step()[1]).metrics
+    batch_of_loop(after_a_step()[0]).save(tmp_path / "batch.safetensors")
     batch = Batch.load(tmp_path / "batch.safetensors")
     (own, alike) = whatif(batch, ["fp8-rollout", "fp8-frozen-base"], ["none"]).rows
     assert own.tmpe == metrics["token_mult_prob_error"] > 1
