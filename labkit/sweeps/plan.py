@@ -165,8 +165,12 @@ def changed(experiment: Experiment, changes: Mapping[str, Any]) -> Experiment:
 
 
 def content(*experiments: Experiment) -> str:
-    """A hash of all that can change results: names left out, so that arms of several sweeps can share a cell."""
-    said_by = [each.override({"name": "any", "recipe.name": "any"}).model_dump(mode="json") for each in experiments]
+    """A hash of all that can change results: names left out, so that arms of several sweeps can share a cell.
+
+    Defaults are left out too: a setting that a later labkit adds must not give cells that are done another name.
+    """
+    named = [each.override({"name": "any", "recipe.name": "any"}) for each in experiments]
+    said_by = [each.model_dump(mode="json", exclude_defaults=True) for each in named]
     return hashlib.sha256(json.dumps(said_by, sort_keys=True).encode()).hexdigest()
 
 

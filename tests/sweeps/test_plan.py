@@ -1,3 +1,5 @@
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -103,3 +105,5 @@ def test_names_do_not_change_the_content_everything_else_does() -> None:
     assert content(experiment) == content(experiment.override({"name": "x", "recipe.name": "y"}))
     assert content(experiment) != content(experiment.override({"threads": 2}))
     assert content(experiment) != content(experiment.override({"recipe.correction.cap": 3}))
+    said = [{"name": "any", "recipe": {"name": "any"}, "task": "arithmetic"}]  # no default, so later settings fit in
+    assert content(Experiment()) == hashlib.sha256(json.dumps(said).encode()).hexdigest()
