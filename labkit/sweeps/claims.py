@@ -201,9 +201,9 @@ _CLAIMS = [
             Expectation("fp8 base in rollouts only", "bf16 base", "heldout_end", "open"),
             Expectation("fp8 base in rollouts only", "fp8 base", "heldout_engine", "open"),
         ),
-        note="rank 16, lr 1.5e-3, no correction; the same kernels on both sides. heldout_end puts the adapters on the "
+        note="rank 16, lr 5e-3, no correction; the same kernels on both sides. heldout_end puts the adapters on the "
         "BF16 base, also those that were trained on an FP8 one; heldout_engine on the base of the run's own engine",
-        experiment={"lora.rank": 16, "grpo.lr": 1.5e-3, "eval_engine": True},
+        experiment={"lora.rank": 16, "grpo.lr": 5e-3, "eval_engine": True},
     ),
 ]
 if "tiny-moe" in MODEL_TASKS:
