@@ -48,7 +48,7 @@ HINTS = {
     "grpo.minibatches": "Optimizer steps on one batch. The later ones are off-policy: PPO's clip begins to act.",
     "grpo.staleness": "Steps by which the weights that sample are behind: TMPE rises without any FP8, ESS falls.",
     "sampling.temperature": "Of engine and trainer alike. Lower: entropy falls, and there is less to learn from.",
-    "lora.rank": "Adapters on a frozen base; 0: all weights train. Needs ten times the lr. Codes changed is 0.",
+    "lora.rank": "Adapters on a frozen base; 0: all weights train. Needs 10 to 30 times the lr. Codes changed is 0.",
     "eval_every": "Steps between held-out evaluations, sampled in BF16.",
     "checkpoint_every": "Steps between checkpoints, from which a run can be forked. 0: only at the end.",
 }

@@ -174,7 +174,7 @@ def test_adapters_are_part_of_what_a_batch_is_computed_again_with(tmp_path: Path
     assert alike.tmpe == 1.0
     found = attribute(batch, "bf16")
     assert found.together == found.recorded
-    with pytest.raises(ConfigError, match=r"recipe.train.wgrad: the base is frozen"):
+    with pytest.raises(ConfigError, match=r"recipe\.train\.wgrad: the base is frozen"):
         whatif(batch, ["fp8-e2e"], ["none"])
 
 

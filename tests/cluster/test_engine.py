@@ -15,7 +15,8 @@ from labkit import models
 from labkit.cluster.losses import Losses
 from labkit.cluster.trainer import Rollouts as Host
 from labkit.config import Experiment
-from labkit.models import Policy
+from labkit.models import Decoder, Policy
+from labkit.models.lora import adapters, attach, is_adapter
 from labkit.models.rollouts import Rollouts
 from labkit.rl.recalibration import initial_scales
 from labkit.rollout import Delivery, RefitError, Request, build_engine, verify
@@ -176,6 +177,24 @@ def test_a_lost_actor_is_replaced_and_nothing_else_changes(
     assert lost["reason"]
     assert remote.codes_changed == local.codes_changed
     verify(remote, small.recipe, Delivery(changed, delivery.scales, 5))
+
+
+def test_an_actor_that_takes_anothers_place_gets_the_base_before_the_adapters(
+    host: Host, policy: Policy, small: Experiment, hook: Hook, directory: RunDirectory, delivery: Delivery
+) -> None:
+    from labkit.cluster.engine import RemoteEngine
+
+    frozen = small.override({"recipe.train.wgrad": False, "lora.rank": 4})
+    model = attach(Decoder(policy.config), frozen.lora)
+    model.load_weights({**model.weights(), **delivery.weights})
+    moved = {name: weight + 0.01 if is_adapter(name) else weight for name, weight in model.weights().items()}
+    remote = RemoteEngine(host, separate(frozen), hook)
+    remote.refit(model.weights(), delivery.scales, 3)
+    for version in (4, 5):
+        remote.refit(adapters(moved), delivery.scales, version)
+    assert remote.codes_changed == 0.0
+    os.kill(placed(directory)[-1], signal.SIGKILL)
+    verify(remote, frozen.recipe, Delivery(moved, delivery.scales, 5))
 
 
 def test_losses_of_this_life_are_counted_and_limited(small: Experiment, tmp_path: Path) -> None:

@@ -311,6 +311,18 @@ def test_the_effect_shows_in_a_small_run(name: str) -> None:
     assert math.isfinite(record.metrics["loss"])
 
 
+@pytest.mark.parametrize("name", ["layer-not-refitted", "one-version-behind", "stale-prefix-cache"])
+def test_the_effect_shows_where_only_adapters_move(name: str) -> None:
+    changes = {"grpo.lr": 2e-2, "grpo.warmup_steps": 0, "lora.rank": 8}
+    assert EFFECTS[name](steps_of(name, arm=1, steps=2, **changes)[-1].metrics)
+
+
+def test_scales_measured_on_a_dummy_are_those_of_the_policy_with_its_adapters() -> None:
+    (start,) = steps_of("scales-from-dummy", arm=1, steps=1, **{"lora.rank": 8})[1:]
+    (full,) = steps_of("scales-from-dummy", arm=1, steps=1)[1:]
+    assert start.kv_scales == full.kv_scales, "before the first update adapters change nothing"
+
+
 def test_a_zero_block_ends_the_run_at_once() -> None:
     with pytest.raises(RuntimeError, match="logits hold NaN"):
         steps_of("zero-block", arm=1)

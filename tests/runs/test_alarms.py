@@ -299,6 +299,8 @@ def test_updates_too_small_for_fp8_codes() -> None:
     assert "2.0e-06" in alarm.what
     assert alarms(run_of(6, codes_changed=2e-6, lr=0.0)) == [], "nothing was to be learned"
     assert alarms(run_of(6, codes_changed=None)) == []
+    frozen = preset("fp8-rollout", **{"lora.rank": 8})
+    assert alarms(run_of(6, codes_changed=0.0), frozen) == [], "a frozen base is meant to stay"
 
 
 # ---- learning
