@@ -39,11 +39,13 @@ def for_worker(same_kernels: bool, threads: int | None) -> dict[str, str]:
     return environment if threads is None else {**environment, "OMP_NUM_THREADS": str(threads)}
 
 
-def end_with_parent() -> None:
+def end_with(parent: int) -> None:
     """Have Linux send this process SIGTERM when the one that started it ends, however it does."""
     with contextlib.suppress(OSError, AttributeError):
         libc: Any = ctypes.CDLL(None)
         libc.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+        if os.getppid() != parent:  # it has ended already
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def keep_heap() -> None:

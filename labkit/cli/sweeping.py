@@ -53,10 +53,12 @@ def run(
 ) -> None:
     """Carry a sweep out, or go on with it. Ctrl-C stops its cells with a checkpoint, a second one kills them."""
     from labkit.sweeps import Plan, Sweep, executor_for
+    from labkit.sweeps.executor import check_ray
 
     check_output("--html", html)
     if not file.is_file():
         raise ValueError(f"no file {file}")
+    check_ray(ray_address)
     sweep = Sweep.create(Plan.from_file(file))
     with executor_for(parallel, ray_address) as where:
         drive(sweep, where, retry, again=f"labkit sweep {file}", then=lambda: show(sweep, html))

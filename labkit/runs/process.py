@@ -313,7 +313,7 @@ class Run:
         self.directory.beat()
         launched = RunState("starting")
         self.directory.write_state(launched)
-        options = ["--with-parent"] if with_parent else []
+        options = ["--with-parent", str(os.getpid())] if with_parent else []
         for worker in _workers.values():
             worker.process.poll()  # of one that has ended the system still keeps a trace until it is asked
         with (self.path / "worker.log").open("ab") as log:

@@ -240,9 +240,9 @@ def _beat(directory: RunDirectory) -> None:
         time.sleep(_HEARTBEAT)
 
 
-def main(path: str, locked: bool = False, with_parent: bool = False) -> None:
-    """`locked`: a client took the lock for this process, which keeps it open to its end. `with_parent`: the end of the
-    process that started this one is a stop."""
+def main(path: str, locked: bool = False, parent: int | None = None) -> None:
+    """`locked`: a client took the lock for this process, which keeps it open to its end. `parent`: the end of that
+    process, which started this one, is a stop."""
     directory = RunDirectory(Path(path))
     if not locked:
         try:
@@ -252,12 +252,13 @@ def main(path: str, locked: bool = False, with_parent: bool = False) -> None:
     worker = Worker(directory)
     signal.signal(signal.SIGTERM, lambda *_: setattr(worker.commands, "terminated", True))
     threading.Thread(target=_beat, args=(directory,), daemon=True).start()
-    if with_parent:
-        environment.end_with_parent()
+    if parent is not None:
+        environment.end_with(parent)
     environment.keep_heap()
     if worker.carry_out() == "failed":
         sys.exit(1)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], locked="--locked" in sys.argv[2:], with_parent="--with-parent" in sys.argv[2:])
+    parent = int(sys.argv[sys.argv.index("--with-parent") + 1]) if "--with-parent" in sys.argv else None
+    main(sys.argv[1], locked="--locked" in sys.argv[2:], parent=parent)

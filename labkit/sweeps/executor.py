@@ -43,16 +43,21 @@ class Executor(Protocol):
 @contextmanager
 def executor_for(parallel: int | None = None, ray_address: str | None = None) -> Iterator[Executor]:
     """Processes on this machine, or a Ray cluster: "local" for one of its own, HOST:PORT for one that is there."""
+    check_ray(ray_address)
     if ray_address is None:
         yield LocalProcesses(parallel)
         return
-    there, why = packages.ray()
-    if not there:
-        raise RunError(f"--ray-address: not available here: {why}")
     from labkit.sweeps.over_ray import over_ray
 
     with over_ray(ray_address, parallel) as cells:
         yield cells
+
+
+def check_ray(ray_address: str | None) -> None:
+    """Raises RunError if Ray is asked for and isn't installed."""
+    there, why = packages.ray()
+    if ray_address is not None and not there:
+        raise RunError(f"--ray-address: not available here: {why}")
 
 
 def at_once(bounds: Mapping[str, int], asked: int | None) -> Capacity:

@@ -29,7 +29,7 @@ from labkit.runs.process import Run
 from labkit.runs.store import RunError, runs_root
 from labkit.sweeps import provenance
 from labkit.sweeps.drive import Finished, OnRecord, Standing, drive, run_of, standing_of
-from labkit.sweeps.executor import Executor, LocalProcesses
+from labkit.sweeps.executor import Executor, LocalProcesses, check_ray
 from labkit.sweeps.plan import Cell, Plan, slug
 
 if TYPE_CHECKING:
@@ -108,6 +108,7 @@ class Sweep:
         if self.driver is not None:
             raise RunError(f"{self.path.name} is driven by process {self.driver} already")
         LocalProcesses(parallel)  # a wrong number is said here
+        check_ray(ray_address)
         options = [] if parallel is None else ["--parallel", str(parallel)]
         options += [] if ray_address is None else ["--ray-address", ray_address]
         command = [sys.executable, "-m", "labkit.sweeps.drive", str(self.path), *options, *(["--retry"] * retry)]
