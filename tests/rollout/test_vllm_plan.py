@@ -31,6 +31,14 @@ def test_bf16_on_a_cpu() -> None:
     assert plan.environment["TORCH_COMPILE_DISABLE"] == "1"
 
 
+def test_the_cache_of_an_fp32_model_has_as_many_pages() -> None:
+    bf16, fp32 = (make_plan(experiment(), QWEN_8B, dtype).arguments for dtype in ("bfloat16", "float32"))
+    assert (bf16["dtype"], fp32["dtype"]) == ("bfloat16", "float32")
+    small = experiment(**{"grpo": {"prompts_per_step": 1, "group_size": 2}})  # the longest sequence decides
+    sizes = [make_plan(small, SMOLLM2, dtype).arguments["kv_cache_memory_bytes"] for dtype in ("bfloat16", "float32")]
+    assert sizes[1] == 2 * sizes[0]
+
+
 def test_a_cpu_gets_the_whole_recipe_by_emulation() -> None:
     recipe = {
         "rollout": {"linears": True, "kv_cache": True},

@@ -74,7 +74,7 @@ def make_plan(experiment: Experiment, config: "DecoderConfig", dtype: str = "bfl
         "logprobs_mode": "processed_logprobs",  # of the distribution that was sampled from; vLLM's own default is not
         "max_model_len": longest + 1,  # scoring asks for one token after the last
         "max_num_seqs": min(sequences, MOST_SEQUENCES),
-        "kv_cache_memory_bytes": _cache_bytes(recipe, config, device, sequences, longest),
+        "kv_cache_memory_bytes": _cache_bytes(_width(recipe, dtype), config, device, sequences, longest),
         "kv_cache_dtype": f"fp8_{recipe.scaling.kv_format}" if recipe.rollout.kv_cache else "auto",
     }
     environment = dict(COMMON)
@@ -101,9 +101,13 @@ def make_plan(experiment: Experiment, config: "DecoderConfig", dtype: str = "bfl
     return Plan(device, environment, frozenset(binding), arguments, linears, longest)
 
 
-def _cache_bytes(recipe: Recipe, config: "DecoderConfig", device: str, sequences: int, longest: int) -> int:
+def _width(recipe: Recipe, dtype: str) -> int:
+    """Bytes of a number in the cache."""
+    return 1 if recipe.rollout.kv_cache else {"bfloat16": 2, "float32": 4}[dtype]
+
+
+def _cache_bytes(width: int, config: "DecoderConfig", device: str, sequences: int, longest: int) -> int:
     """Room for the whole batch up to a limit, and for the longest sequence in any case."""
-    width = 1 if recipe.rollout.kv_cache else 2
     per_page = PAGE * 2 * config.num_layers * config.num_kv_heads * config.head_dim * width
     pages = sequences * -(-min(longest, EXPECTED) // PAGE)
     least = -(-(longest + 1) // PAGE) + 1  # vLLM keeps one block for itself
