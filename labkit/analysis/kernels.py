@@ -20,7 +20,7 @@ import importlib.util
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
@@ -52,7 +52,7 @@ _ROWS = 8  # of a forward of transformers, whose logits are [rows, tokens, vocab
 class Row:
     precision: str
     implementation: str
-    logprobs_BR: Tensor
+    logprobs_BR: Tensor = field(repr=False)
     mean_abs: float
     max_abs: float
     gen_kl: float
@@ -124,13 +124,13 @@ def _scored(batch: Batch, policy: Policy, missing: dict[str, str]) -> Iterator[t
             for kernel in ("eager", "sdpa"):
                 yield precision, f"transformers, {kernel}", _by_transformers(policy, rollouts, dtype, kernel)
         if "vLLM" not in missing:
-            yield precision, "vLLM", _by_engine(batch, policy, "vllm", Recipe(), dtype)
+            yield from _by_vllm(batch, policy, Recipe(), precision, missing, dtype)
     for parts in _fp8_parts(batch.experiment.recipe):
         recipe = _with(batch.experiment.recipe, parts)
         precision = "FP8 " + " + ".join(part.replace("kv_cache", "KV cache") for part in parts)
         yield precision, "embedded engine", _by_engine(batch, policy, "local", recipe)
         if "vLLM" not in missing and "attention" not in parts:  # on a CPU its attention multiplies in BF16
-            yield precision, "vLLM", _by_engine(batch, policy, "vllm", recipe)
+            yield from _by_vllm(batch, policy, recipe, precision, missing)
 
 
 def _fp8_parts(recipe: Recipe) -> list[tuple[str, ...]]:
@@ -146,11 +146,28 @@ def _with(recipe: Recipe, parts: tuple[str, ...]) -> Recipe:
     return Recipe(rollout=rollout, scaling=scaling, keep_bf16=recipe.keep_bf16, router=recipe.router)
 
 
+def _by_vllm(
+    batch: Batch,
+    policy: Policy,
+    recipe: Recipe,
+    precision: str,
+    missing: dict[str, str],
+    dtype: torch.dtype = torch.bfloat16,
+) -> Iterator[tuple[str, str, Tensor]]:
+    """Its row, or the reason why it has none: vLLM can't do all that a recipe of the embedded engine can."""
+    try:
+        logprobs_BR = _by_engine(batch, policy, "vllm", recipe, dtype)
+    except ValueError as error:
+        missing[f"vLLM, {precision}"] = str(error)
+    else:
+        yield precision, "vLLM", logprobs_BR
+
+
 def _by_engine(
     batch: Batch, policy: Policy, engine: Literal["local", "vllm"], recipe: Recipe, dtype: torch.dtype = torch.bfloat16
 ) -> Tensor:
-    asked = {"engine": engine, "recipe": recipe, "faults": (), "sampling": Sampling(), "cluster": Cluster()}
-    experiment = batch.experiment.override(asked)
+    plain = {"faults": (), "sampling": Sampling(), "cluster": Cluster(), "eval_engine": False}
+    experiment = batch.experiment.override({**plain, "engine": engine, "recipe": recipe})
     if engine == "vllm":
         from labkit.rollout.vllm import VLLMEngine
 

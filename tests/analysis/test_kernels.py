@@ -45,3 +45,13 @@ def test_a_batch_of_stale_weights_is_refused(batch_of: BatchOf) -> None:
     stale = dataclasses.replace(batch, sampled_with=batch.weights)
     with pytest.raises(ValueError, match="collect one with staleness 0"):
         kernels(stale)
+
+
+@pytest.mark.skipif(not packages.vllm()[0], reason=packages.vllm()[1])
+def test_what_vllm_cannot_do_has_a_reason_instead_of_a_row(batch_of: BatchOf) -> None:
+    batch = batch_of("fp8-rollout")
+    settings = {"recipe.keep_bf16.lm_head": False, "eval_engine": True}
+    found = kernels(dataclasses.replace(batch, experiment=batch.experiment.override(settings)))
+    assert "vLLM never quantises the lm_head" in found.missing["vLLM, FP8 linears"]
+    assert [row.precision for row in found.rows if row.implementation == "vLLM"] == ["FP32", "BF16"]
+    assert "tensor" not in repr(found.rows[0])
