@@ -65,7 +65,7 @@ def _connect(address: str, needed: list[Reservation], store_bytes: int | None, f
         ray.init(
             "local",  # without it Ray may join a cluster that somebody else started
             num_cpus=sum(each.cpus for each in needed),
-            num_gpus=sum(each.gpus for each in needed),
+            num_gpus=sum(each.gpus for each in needed) or None,  # None: those that it finds
             include_dashboard=False,
             object_store_memory=store_bytes,
             _temp_dir=str(folder),
